@@ -1,0 +1,38 @@
+# Each target does its own set-up in .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/installed
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint tune-demo format clean
+
+help: ## Show this help
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "QuAFL needs Python 3.11 or newer; name one with: make PYTHON=python3.11 ..." >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(INSTALLED) ## Compare four algorithms on handwritten digits (under a minute)
+	$(BIN)/quafl run demo --out runs/demo --overwrite
+
+test: lint ## Check format, lint, types, and run all tests
+	$(BIN)/pytest -n 2
+
+lint: $(INSTALLED)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(INSTALLED) ## Put the code into its format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+tune-demo: $(INSTALLED) ## Choose the demo's learning rates again (a few minutes)
+	$(BIN)/python benchmarks/tune_demo.py
+
+clean: ## Remove everything that make has made
+	rm -rf .venv runs build .mypy_cache .ruff_cache .pytest_cache .hypothesis

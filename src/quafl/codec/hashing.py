@@ -1,0 +1,52 @@
+"""A counter-based hash: the same 32 random bits for (seed, block, row) on every device, without any state.
+
+One word a coordinate serves three uses: its top bit is the rotation's sign, its low 24 bits are the dither, and the
+whole word, made odd, is the weight in the block's checksum.
+"""
+
+import torch
+from torch import Tensor
+
+BLOCK = 1024  # coordinates that are rotated together
+_GOLDEN = 0x9E3779B9
+
+
+def _int32(word: int) -> int:
+    """An unsigned 32-bit constant as torch's int32 holds it."""
+    return word - (1 << 32) if word >= 1 << 31 else word
+
+
+def _shift_right(word: Tensor, by: int) -> Tensor:
+    return (word >> by) & ((1 << (32 - by)) - 1)
+
+
+def _mix(word: Tensor) -> Tensor:
+    """lowbias32 (Wellons, hash-prospector): a bijection of 32-bit words with nearly ideal avalanche."""
+    word = (word ^ _shift_right(word, 16)) * _int32(0x7FEB352D)
+    word = (word ^ _shift_right(word, 15)) * _int32(0x846CA68B)
+    return word ^ _shift_right(word, 16)
+
+
+def words(seed: Tensor, blocks: int) -> Tensor:
+    """The hash of every coordinate, "... 1024 blocks", int32, for seeds "..."."""
+    low, high = seed.to(torch.int32), (seed >> 32).to(torch.int32)
+    key = _mix(low) ^ _mix(high + _int32(_GOLDEN))
+    block = torch.arange(blocks, dtype=torch.int32, device=seed.device)
+    row = torch.arange(BLOCK, dtype=torch.int32, device=seed.device)
+    block_key = _mix(key.unsqueeze(-1) + block * _int32(_GOLDEN))
+    return _mix(block_key.unsqueeze(-2) + (row * _int32(_GOLDEN)).unsqueeze(-1))
+
+
+def sign(word: Tensor) -> Tensor:
+    """±1 from the top bit."""
+    return 1.0 - 2.0 * _shift_right(word, 31)
+
+
+def dither(word: Tensor) -> Tensor:
+    """u ∈ [0, 1) from the low 24 bits, exact in float32."""
+    return (word & 0xFFFFFF).to(torch.float32) * 2.0**-24
+
+
+def weight(word: Tensor) -> Tensor:
+    """An odd number: one wrong coordinate always changes the checksum."""
+    return word | 1

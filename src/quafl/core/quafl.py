@@ -1,0 +1,100 @@
+"""QuAFL, Algorithm 1 of "Communication-Efficient Federated Learning With Data and Client Heterogeneity" (AISTATS 2024).
+
+Line numbers are those of the paper's pseudocode: "server" for the main loop, "client" for InteractWithServer. Lines 2-6
+of the server are `core.server.exchange`, LocalUpdates is `core.client.local_step`, and the order of a client's steps
+within a contact is `core.client.contact`. What makes the algorithm is here.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import inf
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from quafl.core.client import SETTLED, rebase
+from quafl.core.randomness import Generators
+from quafl.core.seams import Buffers, ClientState, Clock, Codecs, Fleet, Model, Note, ServerState
+from quafl.core.server import exchange, expected_distance
+
+
+@dataclass(frozen=True, slots=True)
+class QuAFL:
+    """Both sides of QuAFL.
+
+    A round takes `wait` (swt) and the time of one exchange: clients answer at once, with whatever part of their
+    `local_steps` (K) they have done. `weighted` damps fast clients by η_i = H_min/H_i. The two averagings can be
+    switched off one by one (Figure "averaging").
+    """
+
+    sampled: int = 5
+    local_steps: int = 5
+    weighted: bool = False
+    server_averaging: bool = True
+    client_averaging: bool = True
+    wait: float = 0.0
+    patience: float = inf  # how long the server waits for answers
+    slowest_floor: float = 0.1  # H_min is never taken for less: a client that makes no steps must not stop the others
+
+    answers: ClassVar[Literal["at once", "when done"]] = "at once"
+
+    # At the server
+
+    def rounds(
+        self, state: ServerState, fleet: Fleet, codecs: Codecs, clock: Clock, rng: Generators
+    ) -> Iterator[ServerState]:
+        """X_0, X_1, …: one state a round, from the one given on."""
+        speeds = state.extra.get("speeds", torch.full((fleet.size,), torch.nan))
+        while True:  # server, line 1
+            clock.sleep(self.wait)
+            note = Note(round=state.round, sampled=self.sampled, slowest=self._slowest(speeds, fleet))
+            replies, decoded = exchange(state, fleet, codecs, rng, note, self.patience)  # lines 2-6
+            model = self._merge(state.model, decoded)  # line 8
+            speeds = speeds.index_copy(0, replies.senders, replies.answer.speed)
+            state = ServerState(
+                model=model,
+                buffers=self._merge(state.buffers, replies.answer.packet.exact),
+                round=state.round + 1,
+                distance=expected_distance(state, replies, model),
+                extra={"speeds": speeds},
+            )
+            yield state
+
+    def _merge(self, mine: Tensor, theirs: Tensor) -> Tensor:
+        """X_{t+1} = X_t/(s+1) + Σ Q(Y^i)/(s+1) (server, line 8).
+
+        Written with displacements: the same when all s have answered, and when some have not, the mean of all n+1
+        models still stays where it is, because only those who answered adopt.
+        """
+        if self.server_averaging:
+            return mine + (theirs - mine).sum(dim=0) / (self.sampled + 1)
+        return theirs.mean(dim=0) if len(theirs) else mine
+
+    def _slowest(self, speeds: Tensor, fleet: Fleet) -> float:
+        """H_min, the smallest speed that the clients present have told; infinite while nobody has."""
+        told = speeds[fleet.available()]
+        told = told[~told.isnan()]
+        return max(self.slowest_floor, float(told.min())) if len(told) else inf
+
+    # At the client
+
+    def report(self, client: ClientState, note: Note) -> Model:
+        """Y^i = X^i − η η_i h̃_i (client, line 2)."""
+        return client.base - self._damping(client, note).unsqueeze(-1) * client.progress
+
+    def adopt(self, client: ClientState, model: Model, buffers: Buffers, note: Note) -> ClientState:
+        """X^i = Q(X_t)/(s+1) + s/(s+1)·(X^i − η η_i h̃_i) (client, line 6)."""
+        if self.client_averaging:
+            mine = self.report(client, note)
+            model = mine + (model - mine) / (note.sampled + 1)
+            buffers = client.buffers + (buffers - client.buffers) / (note.sampled + 1)
+        return rebase(client, model.expand_as(client.base), buffers.expand_as(client.buffers))
+
+    def _damping(self, client: ClientState, note: Note) -> Tensor:
+        """η_i = min(1, H_min/H_i); 1 until the client has seen enough contacts to know its H_i."""
+        full = torch.ones_like(client.expected_steps)
+        if not self.weighted:
+            return full
+        damping = (note.slowest / client.expected_steps).clamp(max=1.0)
+        return damping.where(client.contacts >= SETTLED, full)

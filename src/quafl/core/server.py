@@ -1,0 +1,41 @@
+"""The server's part that every round-based algorithm shares: one exchange with a sample of the clients."""
+
+from typing import NamedTuple
+
+import torch
+
+from quafl.core.randomness import Generators
+from quafl.core.seams import Codecs, Fleet, Ids, Model, Note, Replies, ServerState
+
+
+class Exchange(NamedTuple):
+    """What came back."""
+
+    replies: Replies
+    decoded: Model  # Q(Y^i), a row per reply
+
+
+def sample(available: Ids, count: int, rng: torch.Generator) -> Ids:
+    """`count` clients uniformly at random, or all of them when there are no more."""
+    return available[torch.randperm(len(available), generator=rng)[:count]]
+
+
+def exchange(
+    state: ServerState, fleet: Fleet, codecs: Codecs, rng: Generators, note: Note, patience: float
+) -> Exchange:
+    """One contact with `note.sampled` clients (Algorithm 1, server, lines 2-6)."""
+    chosen = sample(fleet.available(), note.sampled, rng["sampling"])  # line 2
+    packet = codecs.down.encode(state.model, rng["dither"], distance=state.distance, exact=state.buffers)
+    fleet.send(chosen, packet, note, lambda failed: codecs.down.refine(state.model, packet, failed))  # lines 3-4
+    replies = fleet.receive(len(chosen), within=patience)  # line 5
+    decoded = codecs.up.decode(replies.answer.packet, key=state.model, refine=replies.refine)  # line 6
+    return Exchange(replies, decoded)
+
+
+def expected_distance(state: ServerState, replies: Replies, model: Model) -> float:
+    """‖X_{t+1} − X^i‖ to be expected at the next contact: what this round's clients measured, and the way that the
+    server has gone since, at right angles. It is what the next downlink's lattice side is made from."""
+    if len(replies.senders) == 0:
+        return state.distance
+    measured = replies.answer.distance.square().mean()
+    return float((measured + (model - state.model).square().sum()).sqrt())

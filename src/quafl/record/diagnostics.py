@@ -1,0 +1,16 @@
+"""The quantities of the paper's analysis."""
+
+import torch
+
+from quafl.core.seams import Model
+
+
+def mean_model(server: Model, clients: Model) -> Model:
+    """μ_t = (X_t + Σ X^i)/(n+1)."""
+    return (server + clients.sum(dim=0)) / (len(clients) + 1)
+
+
+def potential(server: Model, clients: Model) -> float:
+    """Φ_t = ‖X_t − μ_t‖² + Σ ‖X^i − μ_t‖²."""
+    everybody = torch.cat((server.unsqueeze(0), clients))
+    return float((everybody - mean_model(server, clients)).square().sum())

@@ -1,0 +1,110 @@
+"""A page that explains a run to a person: who came first, a table, the curves, the settings. One file, no scripts."""
+
+from collections.abc import Callable, Sequence
+from html import escape
+
+import tomli_w
+
+from quafl.record import plots
+from quafl.record.summary import (
+    Curve,
+    final,
+    megabytes,
+    megabytes_to_target,
+    time_to_target,
+    verdict,
+    zero_step_share,
+)
+
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 84rem; margin: 2rem auto;
+  padding: 0 1.5rem }
+h1 { font-size: 1.6rem; margin-bottom: .2rem } h2 { font-size: 1.15rem; margin-top: 2rem }
+.verdict { font-size: 1.1rem; border-left: 4px solid #0072B2; padding: .4rem 0 .4rem 1rem; background: #f4f8fb }
+table { border-collapse: collapse } th, td { padding: .3rem .9rem; text-align: right; border-bottom: 1px solid #ddd }
+th:first-child, td:first-child { text-align: left } th { font-weight: 600 }
+.swatch { display: inline-block; width: .8em; height: .8em; border-radius: 2px; margin-right: .5em }
+.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(26rem, 1fr)); gap: 1rem }
+figure { margin: 0 } figure svg { width: 100%; height: auto } figcaption { color: #555; font-size: .9rem }
+pre { background: #f6f6f6; padding: .8rem; overflow-x: auto; font-size: .85rem }
+.small { color: #555; font-size: .9rem }
+"""
+
+_COLUMNS: list[tuple[str, Callable[[Curve], str]]] = [
+    ("final {metric}", lambda curve: final(curve, curve.metric).show("{:.3f}")),
+    ("time to {target:g}", lambda curve: time_to_target(curve).show("{:.0f}") + _missing(curve)),
+    ("MB to {target:g}", lambda curve: megabytes_to_target(curve).show("{:.2f}")),
+    ("MB sent", lambda curve: megabytes(curve).show("{:.1f}")),
+    ("repairs", lambda curve: final(curve, "refined").show("{:.0f}")),
+    ("local steps", lambda curve: final(curve, "local_steps").show("{:,.0f}")),
+    ("zero-step contacts", lambda curve: zero_step_share(curve).show("{:.1%}")),
+]
+BRIEF = 5  # columns that fit a terminal
+
+
+def _missing(curve: Curve) -> str:
+    missing = len(curve.seeds) - len(time_to_target(curve).values)
+    return f" ({missing} of {len(curve.seeds)} seeds never)" if missing else ""
+
+
+def table(curves: Sequence[Curve]) -> tuple[list[str], list[list[str]]]:
+    """Headings and lines of the closing table, a curve's label first; mean ± standard deviation over seeds."""
+    names = {"metric": curves[0].metric, "target": curves[0].target}
+    headings = ["", *(heading.format(**names) for heading, _ in _COLUMNS)]
+    return headings, [[curve.label, *(show(curve) for _, show in _COLUMNS)] for curve in curves]
+
+
+def page(curves: Sequence[Curve]) -> str:
+    """The whole report."""
+    metric = plots.column(curves[0].metric)
+    figures = [
+        ("Against simulated time", plots.draw(curves, plots.TIME, metric, goal=curves[0].target)),
+        ("Against what was sent", plots.draw(_talking(curves), plots.MEGABYTES, metric, goal=curves[0].target)),
+        ("Loss against simulated time", plots.draw(curves, plots.TIME, plots.column("loss"), log=True)),
+        ("Against the work done", plots.draw(curves, plots.STEPS, metric, goal=curves[0].target)),
+    ]
+    pictures = "".join(
+        f"<figure>{plots.to_svg(figure)}<figcaption>{escape(caption)}</figcaption></figure>"
+        for caption, figure in figures
+    )
+    seeds = sorted({seed for curve in curves for seed in curve.seeds})
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>QuAFL report</title><style>{_STYLE}</style></head><body>
+<h1>QuAFL report</h1>
+<p class="small">{escape(_provenance(curves[0].versions))}; seeds {", ".join(map(str, seeds))}</p>
+<p class="verdict">{escape(verdict(curves))}</p>
+{_table(curves)}
+<p class="small">Mean ± standard deviation over seeds. A repair is a message that did not decode and was sent again.</p>
+<h2>Curves</h2>
+<div class="figures">{pictures}</div>
+<p class="small">Lines are means over seeds, bands one standard deviation; the dashed line is the target.</p>
+<h2>Settings</h2>
+{"".join(_settings(curve) for curve in curves)}
+</body></html>
+"""
+
+
+def _talking(curves: Sequence[Curve]) -> list[Curve]:
+    """Without those that have nothing to send."""
+    return [curve for curve in curves if curve.clients > 1] or list(curves)
+
+
+def _table(curves: Sequence[Curve]) -> str:
+    colours = plots.colour_of(curves)
+    headings, lines = table(curves)
+    head = "".join(f"<th>{escape(text)}</th>" for text in headings)
+    rows = ""
+    for label, *cells in lines:
+        swatch = f'<span class="swatch" style="background:{colours[label]}"></span>'
+        rows += f"<tr><td>{swatch}{escape(label)}</td>" + "".join(f"<td>{escape(c)}</td>" for c in cells) + "</tr>"
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+
+
+def _provenance(versions: dict[str, str]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in versions.items())
+
+
+def _settings(curve: Curve) -> str:
+    text = tomli_w.dumps(curve.settings)
+    return f"<details><summary>{escape(curve.label)}</summary><pre>{escape(text)}</pre></details>"

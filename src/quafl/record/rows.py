@@ -1,0 +1,54 @@
+"""What a run leaves behind: one row per evaluation."""
+
+import csv
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from quafl.core.seams import Score, ServerState, Totals
+from quafl.record.files import write_atomically
+
+Row: TypeAlias = dict[str, float]
+
+
+def make_row(seed: int, time: float, state: ServerState, totals: Totals, score: Score) -> Row:
+    """The evaluation of a state at a time; the score's measures keep their names."""
+    return {
+        "seed": seed,
+        "round": state.round,
+        "time": time,
+        "local_steps": totals.steps,
+        "bytes_up": totals.up,
+        "bytes_down": totals.down,
+        **score,
+        "refined": totals.refined,
+        "contacts": totals.contacts,
+        "zero_step_contacts": totals.idle,
+        "lost_contacts": totals.lost,
+    }
+
+
+def write_rows(path: Path, rows: Sequence[Row]) -> None:
+    """As CSV; numbers in full precision, so that equal runs give equal files."""
+    with write_atomically(path) as stream:
+        writer = csv.DictWriter(stream, fieldnames=list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def read_rows(path: Path) -> list[Row]:
+    """What `write_rows` wrote."""
+    with path.open(newline="") as stream:
+        return [{name: _number(value) for name, value in row.items()} for row in csv.DictReader(stream)]
+
+
+def by_seed(rows: Iterable[Row]) -> dict[int, list[Row]]:
+    """Each seed's rows in their order."""
+    result: dict[int, list[Row]] = {}
+    for row in rows:
+        result.setdefault(int(row["seed"]), []).append(row)
+    return result
+
+
+def _number(text: str) -> float:
+    return int(text) if text.lstrip("-").isdigit() else float(text)

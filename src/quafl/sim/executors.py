@@ -1,0 +1,25 @@
+"""How the local steps of the contacted clients are computed."""
+
+from quafl.core.client import local_step
+from quafl.core.seams import ClientState, Counts, Ids, Optimizer, Task
+
+
+class Sequential:
+    """One client after another, one step after another."""
+
+    def __init__(self, task: Task, optimizer: Optimizer) -> None:
+        self._task = task
+        self._optimizer = optimizer
+
+    def __call__(self, clients: ClientState, ids: Ids, counts: Counts) -> ClientState:
+        """The clients after `counts` more steps each."""
+        if not len(ids):
+            return clients
+        rows = []
+        for row, (client_id, count) in enumerate(zip(ids.tolist(), counts.tolist(), strict=True)):
+            client = clients[row]
+            first = int(client.steps)
+            for step in range(first, first + count):
+                client = local_step(client, self._task, self._task.batch(client_id, step), self._optimizer)
+            rows.append(client)
+        return ClientState.stack(rows)

@@ -1,0 +1,133 @@
+"""The simulated clients. Lazy: a client's local steps are drawn and computed when it is contacted, for all contacted
+clients together, because nobody can tell before."""
+
+from dataclasses import dataclass
+from functools import partial
+from math import isfinite
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from quafl.core.client import contact, newcomers
+from quafl.core.randomness import Generators
+from quafl.core.rows import Rows
+from quafl.core.seams import (
+    Algorithm,
+    Answer,
+    Codecs,
+    Ids,
+    Model,
+    Note,
+    Optimizer,
+    Packet,
+    Refine,
+    Replies,
+    Speeds,
+    Task,
+    Totals,
+)
+from quafl.sim.clock import VirtualClock
+from quafl.sim.executors import Sequential
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending(Rows):
+    """Answers under way to the server."""
+
+    arrival: Tensor
+    sender: Ids
+    answer: Answer
+    report: Model  # kept by the sender until the answer has arrived, for repairs
+
+
+class SimulatedFleet:
+    """n clients in virtual time; all start training from the task's initial model at time zero.
+
+    `latency` (sit) is the time of one exchange; `unreachable` the probability that a contact is lost on its way to
+    the client, which then knows nothing of it.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        task: Task,
+        optimizer: Optimizer,
+        algorithm: Algorithm,
+        codecs: Codecs,
+        clock: VirtualClock,
+        speeds: Speeds,
+        rng: Generators,
+        *,
+        latency: float = 0.0,
+        unreachable: float = 0.0,
+    ) -> None:
+        self.totals = Totals()
+        self.size = size
+        self.clients = newcomers(size, *task.initial(), budget=algorithm.local_steps, optimizer=optimizer)
+        self._since = torch.zeros(size, dtype=torch.float64)  # when each client's local steps began
+        self._pending: _Pending | None = None
+        self._execute = Sequential(task, optimizer)
+        self._algorithm, self._codecs, self._clock, self._speeds, self._rng = algorithm, codecs, clock, speeds, rng
+        self._latency, self._unreachable = latency, unreachable
+
+    def available(self) -> Ids:
+        """All clients."""
+        return torch.arange(self.size)
+
+    def send(self, to: Ids, packet: Packet, note: Note, refine: Refine) -> None:
+        """Contact the clients; what they answer is then under way."""
+        self.totals.down += packet.nbytes * len(to)
+        reached = to[torch.rand(len(to), generator=self._rng["losses"]) >= self._unreachable]
+        self.totals.lost += len(to) - len(reached)
+        now = self._clock.now()
+        clients, arrival = self.clients[reached], torch.full((len(reached),), now + self._latency, dtype=torch.float64)
+        if self._algorithm.answers == "at once":
+            counts = self._speeds.steps_within(reached, self._since[reached], now, clients.budget)
+            clients = self._execute(clients, reached, counts)
+        else:
+            arrival += self._speeds.duration(reached, now, clients.budget)
+        answer, report, clients = contact(
+            clients,
+            packet,
+            note,
+            self._counted(refine, "down"),
+            algorithm=self._algorithm,
+            codecs=self._codecs,
+            rng=self._rng["dither of clients"],
+            train=lambda adopted: self._execute(adopted, reached, adopted.budget),
+        )
+        self.clients.put(reached, clients)
+        self._since[reached] = now
+        self.totals.up += answer.packet.nbytes
+        self.totals.contacts += len(reached)
+        self.totals.steps += int(answer.steps.sum())
+        self.totals.idle += int((answer.steps == 0).sum())
+        sent = _Pending(arrival, reached, answer, report)
+        self._pending = sent if self._pending is None else _Pending.cat([self._pending, sent])
+
+    def receive(self, count: int, within: float) -> Replies:
+        """The earliest answers under way."""
+        if self._pending is None:
+            raise ValueError("receive was called before send: nobody has been asked")
+        deadline = self._clock.now() + within
+        pending = self._pending[self._pending.arrival.argsort(stable=True)]
+        arrived = min(count, int((pending.arrival <= deadline).sum()))
+        here, self._pending = pending[:arrived], pending[arrived:]
+        if arrived:
+            self._clock.sleep_until(float(here.arrival[-1]))
+        if arrived < count and isfinite(deadline):
+            self._clock.sleep_until(deadline)
+        refine = partial(self._codecs.up.refine, here.report, here.answer.packet)
+        return Replies(senders=here.sender, answer=here.answer, refine=self._counted(refine, "up"))
+
+    def _counted(self, refine: Refine, direction: Literal["up", "down"]) -> Refine:
+        """The same, with what it sends added to the totals."""
+
+        def counted(failed: Tensor) -> Packet:
+            repair = refine(failed)
+            self.totals.refined += int(failed.any(dim=-1).sum())
+            setattr(self.totals, direction, getattr(self.totals, direction) + repair.nbytes)
+            return repair
+
+        return counted
