@@ -2,7 +2,7 @@
 
 from quafl.codec import Identity, Lattice
 from quafl.core import FedAvg, QuAFL, sgd
-from quafl.sim import World, simulate
+from quafl.sim import Result, World, simulate
 from quafl.version import __version__
 
-__all__ = ["FedAvg", "Identity", "Lattice", "QuAFL", "World", "__version__", "sgd", "simulate"]
+__all__ = ["FedAvg", "Identity", "Lattice", "QuAFL", "Result", "World", "__version__", "sgd", "simulate"]

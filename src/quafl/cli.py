@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -16,7 +17,7 @@ from quafl import run as runner
 from quafl.record import report as reporting
 from quafl.record.files import write_atomically
 from quafl.record.rows import Row
-from quafl.record.summary import Curve, RecordError, read_curve, read_curves, verdict
+from quafl.record.summary import Curve, RecordError, ranked, read_curve, read_curves, verdict
 from quafl.settings import SettingsError, load
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
@@ -119,10 +120,13 @@ def _latest(row: Row) -> str:
 
 def _conclude(curves: list[Curve], page: Path) -> None:
     """The closing table, who came first, and the page."""
+    curves = ranked(curves)
     headings, lines = reporting.table(curves)
-    table = Table(title="Mean ± standard deviation over seeds")
+    table = Table(
+        title="Mean ± standard deviation over seeds", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True
+    )
     for number, heading in enumerate(headings[: 1 + reporting.BRIEF]):
-        table.add_column(heading, justify="right" if number else "left")
+        table.add_column(heading, justify="right" if number else "left", no_wrap=True)
     for cells in lines:
         table.add_row(*cells[: 1 + reporting.BRIEF])
     console.print(table)
@@ -130,3 +134,7 @@ def _conclude(curves: list[Curve], page: Path) -> None:
     with write_atomically(page) as stream:
         stream.write(reporting.page(curves))
     console.print(f"Curves and settings: {page}", highlight=False, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    app()

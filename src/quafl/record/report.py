@@ -24,7 +24,7 @@ h1 { font-size: 1.6rem; margin-bottom: .2rem } h2 { font-size: 1.15rem; margin-t
 table { border-collapse: collapse } th, td { padding: .3rem .9rem; text-align: right; border-bottom: 1px solid #ddd }
 th:first-child, td:first-child { text-align: left } th { font-weight: 600 }
 .swatch { display: inline-block; width: .8em; height: .8em; border-radius: 2px; margin-right: .5em }
-.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(26rem, 1fr)); gap: 1rem }
+.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(34rem, 1fr)); gap: 1rem }
 figure { margin: 0 } figure svg { width: 100%; height: auto } figcaption { color: #555; font-size: .9rem }
 pre { background: #f6f6f6; padding: .8rem; overflow-x: auto; font-size: .85rem }
 .small { color: #555; font-size: .9rem }

@@ -1,0 +1,133 @@
+"""The commands, as a user types them: real processes, real files."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from typer.testing import CliRunner
+
+import quafl
+from quafl.cli import app
+from quafl.record.rows import read_rows
+from quafl.settings import load
+
+SMALL = ["run.until=60", "run.seeds=[3,4]", "clients.count=8", "algorithm.sampled=2"]
+
+
+def call(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "quafl.cli", *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "COLUMNS": "100"},
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def two_curves(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two curves, by the command line, in two processes."""
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "two.toml").write_text(
+        """
+        [run]
+        target = 0.5
+        potential = true
+        [curves."QuAFL"]
+        algorithm = { lr = 0.5 }
+        [curves."FedAvg"]
+        algorithm = { name = "fedavg", lr = 0.5 }
+        codec = { bits = 32 }
+        """
+    )
+    changes = [word for setting in SMALL for word in ("--set", setting)]
+    done = call("run", "two.toml", "--out", "out", *changes, "-j", "2", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "First at accuracy 0.5 per simulated time" in " ".join(done.stdout.split())
+    return folder / "out"
+
+
+def test_a_run_folder_holds_settings_rows_versions_and_models(two_curves: Path) -> None:
+    for name in "quafl", "fedavg":
+        folder = two_curves / name
+        assert {path.name for path in folder.iterdir()} == {
+            "settings.toml",
+            "rows.csv",
+            "versions.json",
+            "model-seed3.safetensors",
+            "model-seed4.safetensors",
+        }
+        assert json.loads((folder / "versions.json").read_text())["quafl"] == quafl.__version__
+        assert load(str(folder / "settings.toml"))[0].run.until == 60
+        rows = read_rows(folder / "rows.csv")
+        assert {"seed", "round", "time", "local_steps", "bytes_up", "bytes_down", "loss", "accuracy"} <= set(rows[0])
+        assert {"refined", "zero_step_contacts", "potential"} <= set(rows[0])
+        assert {row["seed"] for row in rows} == {3, 4}
+
+
+def test_the_model_on_disk_is_the_one_of_the_last_row(two_curves: Path) -> None:
+    settings = load(str(two_curves / "quafl" / "settings.toml"))[0]
+    state = safetensors.torch.load_file(two_curves / "quafl" / "model-seed3.safetensors")
+    module = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+    module.load_state_dict(state)
+    last = [row for row in read_rows(two_curves / "quafl" / "rows.csv") if row["seed"] == 3][-1]
+    images, labels = quafl.tasks.digits().test
+    assert (module(images).argmax(dim=-1) == labels).float().mean().item() == pytest.approx(last["accuracy"])
+    assert settings.task.judge == "test"
+
+
+def test_the_same_settings_give_the_same_bytes_in_one_process_or_two(two_curves: Path, tmp_path: Path) -> None:
+    again = call("run", str(two_curves / "quafl" / "settings.toml"), "--out", "again", "-j", "1", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    for name in "rows.csv", "settings.toml", "model-seed3.safetensors", "model-seed4.safetensors":
+        assert (tmp_path / "again" / name).read_bytes() == (two_curves / "quafl" / name).read_bytes()
+
+
+def test_report_joins_folders_at_any_depth(two_curves: Path, tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["report", str(two_curves), "--out", str(tmp_path / "page.html")])
+    assert done.exit_code == 0, done.output
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert page.count("<svg") == 4
+    assert "FedAvg" in page
+    assert not re.search(r"<script|<link|<img|src=|@import|url\(.?http", page)  # nothing is fetched
+
+
+def test_an_earlier_run_is_not_overwritten_unasked(two_curves: Path) -> None:
+    before = (two_curves / "quafl" / "rows.csv").read_bytes()
+    arguments = ["run", str(two_curves.parent / "two.toml"), "--out", str(two_curves)]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 2
+    assert "already holds a run; choose another --out, or add --overwrite" in " ".join(done.output.split())
+    assert (two_curves / "quafl" / "rows.csv").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["run", "demo", "--out", "x", "--set", "codec.bits=99"], "quafl: codec.bits = 99: must be from 1 to 16"),
+        (["run", "nothing.toml", "--out", "x"], "quafl: cannot read settings 'nothing.toml'"),
+        (["report", "nowhere"], "quafl: no finished run in nowhere"),
+    ],
+)
+def test_bad_input_ends_with_one_sentence_exit_code_2_and_no_traceback(
+    arguments: list[str], sentence: str, tmp_path: Path
+) -> None:
+    done = call(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith(sentence)
+    assert done.stderr.count("\n") == 1
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_shows_examples_and_version_the_version() -> None:
+    assert "quafl run demo --out runs/demo" in CliRunner().invoke(app, ["--help"]).output
+    assert CliRunner().invoke(app, ["--version"]).output.split() == ["quafl", quafl.__version__]

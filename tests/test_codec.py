@@ -1,0 +1,240 @@
+"""Every codec: near keys decode within a cell, without bias; far keys raise; nothing is wrong in silence."""
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from quafl.codec import DecodeError, Identity, Lattice, Packet, hashing
+from quafl.codec.packing import pack, unpack
+from quafl.codec.rotation import block_count, rotate, rotate_back
+
+DIMS = st.sampled_from([0, 1, 2, 31, 1023, 1024, 1025, 3000])
+BITS = st.integers(1, 16)
+SEEDS = st.integers(0, 2**32)
+
+
+def rng(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def direction(dim: int, seed: int) -> Tensor:
+    v = torch.randn(dim, generator=rng(seed + 1))
+    return v / v.norm().clamp(min=1e-9)
+
+
+def cells_off(packet: Packet, decoded: Tensor, x: Tensor) -> float:
+    """The error of a rotated coordinate, in lattice cells; exact rounding gives at most a half.
+
+    Where the last block is padded, part of each coordinate's error is cut off with the padding: then the root mean
+    square over all coordinates, else the largest.
+    """
+    blocks = block_count(packet.dim)
+    if packet.dim % hashing.BLOCK:
+        return float((decoded - x).norm() / (blocks * hashing.BLOCK) ** 0.5 / packet.side)
+    signs = hashing.sign(hashing.words(packet.seed, blocks))
+    return float((rotate(decoded - x, signs).abs() / packet.side).max()) if blocks else 0.0
+
+
+@given(dim=DIMS, bits=BITS, seed=SEEDS, share=st.floats(0, 0.999))
+def test_decode_of_encode_lies_within_a_cell_when_the_key_is_within_reach(
+    dim: int, bits: int, seed: int, share: float
+) -> None:
+    codec = Lattice(bits=bits, resolution=1e-3)
+    x = torch.randn(dim, generator=rng(seed))
+    reach = 1e-3 * (2**bits - 1) / 2  # of every rotated coordinate, so the more of the norm
+    key = x + share * reach * direction(dim, seed)
+    packet = codec.encode(x, rng(seed))
+    assert cells_off(packet, codec.decode(packet, key=key), x) < 0.51
+
+
+@given(dim=DIMS.filter(bool), bits=BITS, seed=SEEDS, far=st.floats(0, 8))
+def test_a_key_at_any_distance_decodes_within_a_cell_or_raises(dim: int, bits: int, seed: int, far: float) -> None:
+    codec = Lattice(bits=bits, resolution=1e-3)
+    x = torch.randn(dim, generator=rng(seed))
+    key = x + 10**far * 1e-3 * 2**bits * direction(dim, seed)
+    packet = codec.encode(x, rng(seed))
+    try:
+        decoded = codec.decode(packet, key=key)
+    except DecodeError:
+        return
+    assert cells_off(packet, decoded, x) < 0.6
+
+
+@given(bits=BITS, seed=SEEDS, wraps=st.integers(1, 5))
+def test_one_coordinate_out_of_reach_is_always_noticed(bits: int, seed: int, wraps: int) -> None:
+    """Shifted by whole multiples of the modulus, the symbols are the same: only the checksum can tell."""
+    codec = Lattice(bits=bits, resolution=2.0**-10)
+    signs = hashing.sign(hashing.words(codec.encode(torch.zeros(1024), rng(seed)).seed, 1))
+    shift = torch.zeros(1024, 1)
+    shift[seed % 1024] = wraps * 2.0 ** (bits - 10)
+    packet = codec.encode(torch.zeros(1024), rng(seed))
+    with pytest.raises(DecodeError, match="blocks \\[0\\] of 1"):
+        codec.decode(packet, key=rotate_back(shift, signs, 1024))
+
+
+@given(dim=DIMS, bits=BITS, seed=SEEDS)
+def test_the_result_does_not_depend_on_the_key(dim: int, bits: int, seed: int) -> None:
+    codec = Lattice(bits=bits, resolution=1e-3)
+    x = torch.randn(dim, generator=rng(seed))
+    packet = codec.encode(x, rng(seed))
+    reach = 0.9e-3 * (2**bits - 1) / 2
+    keys = x, x + reach * direction(dim, seed)
+    torch.testing.assert_close(*(codec.decode(packet, key=key) for key in keys), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_the_mean_over_seeds_is_unbiased_and_the_error_uniform_in_a_cell(bits: int) -> None:
+    draws, dim = 3000, 50
+    key = torch.randn(dim, generator=rng(1))
+    x = key + 0.1 * torch.randn(dim, generator=rng(2))
+    codec = Lattice(bits=bits)
+    packet = codec.encode(x.expand(draws, dim), rng(), distance=(x - key).norm())
+    error = codec.decode(packet, key=key) - x
+    assert (error.mean(dim=0).abs() < 4.5 * error.std(dim=0) / draws**0.5).all()
+    assert error.square().sum(dim=-1).mean().item() == pytest.approx(codec.noise(packet).mean().item(), rel=0.05)
+
+
+def test_the_side_makes_the_key_reach_so_many_standard_deviations() -> None:
+    x = torch.randn(4096, generator=rng())
+    packet = Lattice(bits=4, spread=5.0).encode(x, rng(), distance=2.0)
+    assert packet.side.item() == pytest.approx(2 * 5.0 * (2.0 / 64) / 15)
+
+
+def test_a_key_at_the_distance_given_decodes_at_every_width() -> None:
+    for bits in range(1, 17):
+        x = torch.randn(20, 50_000, generator=rng(bits))
+        key = x + 0.01 * torch.randn(50_000, generator=rng())
+        packet = Lattice(bits=bits).encode(x, rng(), distance=(x - key).norm(dim=-1))
+        Lattice(bits=bits).decode(packet, key=key)
+
+
+def test_distance_zero_gives_a_side_that_float32_can_still_resolve() -> None:
+    x = 100 * torch.randn(2000, generator=rng())
+    packet = Lattice(bits=4).encode(x, rng(), distance=0.0)
+    assert packet.side > 0
+    torch.testing.assert_close(Lattice(bits=4).decode(packet, key=x), x, atol=1e-2, rtol=0)
+    nothing = torch.zeros(10)
+    packet = Lattice(bits=4).encode(nothing, rng(), distance=0.0)
+    torch.testing.assert_close(Lattice(bits=4).decode(packet, key=nothing), nothing)
+
+
+def test_rows_are_encoded_and_decoded_like_single_vectors() -> None:
+    key = torch.randn(1500, generator=rng(3))
+    x = key + 0.01 * torch.randn(2, 3, 1500, generator=rng(4))
+    codec = Lattice(bits=5)
+    packet = codec.encode(x, rng(), distance=(x - key).norm(dim=-1))
+    together = codec.decode(packet, key=key)
+    assert packet.nbytes == 6 * packet[0][0].nbytes
+    for i in range(2):
+        for j in range(3):
+            torch.testing.assert_close(together[i, j], codec.decode(packet[i][j], key=key), atol=1e-6, rtol=0)
+
+
+def test_one_message_is_decoded_by_many_keys() -> None:
+    x = torch.randn(1500, generator=rng(3))
+    keys = x + 0.01 * torch.randn(4, 1500, generator=rng(4))
+    codec = Lattice(bits=6)
+    decoded = codec.decode(codec.encode(x, rng(), distance=0.01 * 1500**0.5), key=keys)
+    assert decoded.shape == keys.shape
+    torch.testing.assert_close(decoded, x.expand_as(keys), atol=0.01, rtol=0)
+
+
+def test_rows_that_do_not_decode_are_asked_for_again_and_only_those() -> None:
+    x = torch.randn(3, 2000, generator=rng(3))
+    key = x.clone()
+    key[1] += 5.0
+    codec = Lattice(bits=4, resolution=1e-3)
+    packet = codec.encode(x, rng())
+    asked = []
+
+    def refine(failed: Tensor) -> Packet:
+        asked.append(failed)
+        return codec.refine(x, packet, failed)
+
+    decoded = codec.decode(packet, key=key, refine=refine)
+    assert asked[0].any(dim=-1).tolist() == [False, True, False]
+    assert torch.equal(decoded[1], x[1])
+    torch.testing.assert_close(decoded, x, atol=0.01, rtol=0)
+
+
+def test_one_message_that_does_not_decode_is_asked_for_again() -> None:
+    x = torch.randn(2000, generator=rng(3))
+    codec = Lattice(bits=4, resolution=1e-3)
+    packet = codec.encode(x, rng())
+    for key in x + 5.0, torch.stack((x, x + 5.0)):
+        decoded = codec.decode(packet, key=key, refine=lambda failed: codec.refine(x, packet, failed))
+        assert decoded.shape == key.shape
+        torch.testing.assert_close(decoded, x.expand_as(key), atol=0.01, rtol=0)
+
+
+@given(bits=BITS, blocks=st.integers(0, 3), seed=SEEDS)
+def test_unpack_is_the_inverse_of_pack(bits: int, blocks: int, seed: int) -> None:
+    symbols = torch.randint(2**bits, (2, 1024, blocks), generator=rng(seed), dtype=torch.int32)
+    words = pack(symbols, bits)
+    assert words.shape == (2, 32 * bits * blocks)
+    assert torch.equal(unpack(words, bits, blocks), symbols)
+
+
+def test_rotation_is_orthonormal() -> None:
+    x = torch.randn(5000, generator=rng(), dtype=torch.float64)
+    signs = hashing.sign(hashing.words(torch.tensor(123456789), block_count(5000)))
+    z = rotate(x, signs)
+    assert z.norm().item() == pytest.approx(x.norm().item())
+    torch.testing.assert_close(rotate_back(z, signs, 5000), x)
+
+
+def test_hash_is_balanced_and_its_uses_are_uncorrelated() -> None:
+    words = hashing.words(torch.tensor([5, 2**40 + 5]), 64)
+    sign, dither = hashing.sign(words), hashing.dither(words)
+    count = sign[0].numel()
+    assert abs(sign.mean()) < 4 / (2 * count) ** 0.5
+    assert abs(dither.mean() - 0.5) < 4 * (1 / 12 / (2 * count)) ** 0.5
+    assert abs((sign * (dither - 0.5)).mean()) < 4 * (1 / 12 / (2 * count)) ** 0.5
+    assert (words[0] == words[1]).float().mean() < 1e-3  # both halves of the seed count
+    assert (words[0, :, :-1] == words[0, :, 1:]).float().mean() < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("codec", "x", "distance", "message"),
+    [
+        (Lattice(bits=4), torch.tensor([1.0, torch.nan]), 1.0, "NaN or infinite"),
+        (Identity(), torch.tensor([1.0, torch.inf]), None, "NaN or infinite"),
+        (Lattice(bits=4), torch.ones(2), None, "needs a distance"),
+        (Lattice(bits=4), torch.ones(2), -1.0, "must be finite and not negative"),
+        (Lattice(bits=4), torch.ones(2), torch.nan, "must be finite and not negative"),
+    ],
+)
+def test_misuse_is_a_value_error(codec: Lattice, x: Tensor, distance: float | None, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        codec.encode(x, rng(), distance=distance)
+
+
+def test_a_key_with_nan_is_a_value_error() -> None:
+    packet = Lattice(bits=4).encode(torch.ones(2), rng(), distance=1.0)
+    with pytest.raises(ValueError, match="key has NaN"):
+        Lattice(bits=4).decode(packet, key=torch.tensor([1.0, torch.nan]))
+
+
+@pytest.mark.parametrize("bits", [0, -1, 17, 32])
+def test_widths_outside_1_to_16_are_refused(bits: int) -> None:
+    with pytest.raises(ValueError, match=f"bits is {bits}, must be from 1 to 16"):
+        Lattice(bits=bits)
+
+
+def test_a_packet_of_another_codec_or_size_is_refused() -> None:
+    packet = Lattice(bits=4).encode(torch.ones(8), rng(), distance=1.0)
+    with pytest.raises(DecodeError, match="codec 1, expected 0"):
+        Identity().decode(packet, key=torch.ones(8))
+    with pytest.raises(DecodeError, match="d=8, the key d=9"):
+        Lattice(bits=4).decode(packet, key=torch.ones(9))
+
+
+@given(dim=DIMS, seed=SEEDS)
+def test_identity_loses_nothing(dim: int, seed: int) -> None:
+    assume(dim > 0)
+    x = torch.randn(3, dim, generator=rng(seed))
+    packet = Identity().encode(x)
+    assert torch.equal(Identity().decode(packet, key=torch.zeros(dim)), x)
+    assert Identity().noise(packet).tolist() == [0, 0, 0]

@@ -1,0 +1,73 @@
+"""The import arrows of ARCHITECTURE.md."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "src" / "quafl"
+OWN = {
+    "core": {"core"},
+    "codec": {"codec", "core.seams"},
+    "tasks": {"tasks", "core.seams", "core.randomness"},
+    "record": {"record", "core.seams"},
+    "sim": {"sim", "core", "codec", "tasks", "record"},
+    "settings": {"core", "codec", "tasks", "sim"},
+    "run": {"core", "codec", "tasks", "record", "sim", "settings"},
+    "cli": {"", "run", "record", "settings"},
+    "version": set(),
+    "__init__": {"core", "codec", "sim", "version"},
+}
+FOREIGN = {
+    "core": {"torch"},
+    "codec": {"torch", "numpy"},
+    "tasks": {"torch", "sklearn"},
+    "record": {"torch", "numpy", "matplotlib", "tomli_w"},
+    "sim": {"torch"},
+    "settings": {"torch", "pydantic", "pydantic_core", "tomli_w"},
+    "run": {"torch", "safetensors"},
+    "cli": {"typer", "rich"},
+    "version": set(),
+    "__init__": set(),
+}
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def room(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_follow_the_arrows_of_the_house(path: Path) -> None:
+    for name in imports(path):
+        top, _, rest = name.partition(".")
+        if top == "quafl":
+            allowed = OWN[room(path)]
+            assert any(rest == target or rest.startswith(target + ".") or not target for target in allowed), name
+        elif top not in sys.stdlib_module_names:
+            assert top in FOREIGN[room(path)], name
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if room(p) == "core"], ids=lambda path: path.name)
+def test_core_does_no_input_output_and_has_no_hidden_randomness(path: Path) -> None:
+    assert not {name.split(".")[0] for name in imports(path)} & {"time", "random", "logging", "os", "pathlib", "socket"}
+
+
+def test_every_room_is_in_the_picture() -> None:
+    assert {room(path) for path in FILES} == set(OWN) == set(FOREIGN)
+
+
+def test_algorithm_1_stays_readable_next_to_the_paper() -> None:
+    code = [line for line in (PACKAGE / "core" / "quafl.py").read_text(encoding="utf-8").splitlines() if line.strip()]
+    assert len(code) <= 120

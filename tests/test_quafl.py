@@ -1,0 +1,197 @@
+"""QuAFL does what Algorithm 1 says."""
+
+from dataclasses import replace
+from itertools import pairwise
+from math import inf
+
+import pytest
+import torch
+from torch import Tensor
+from worlds import NEVER, World, world
+
+from quafl.codec import Lattice
+from quafl.core import QuAFL, sgd
+from quafl.core.client import newcomers
+from quafl.core.seams import ClientState, Note
+from quafl.record.diagnostics import mean_model, potential
+from quafl.sim.speeds import Constant
+from quafl.tasks import Quadratic
+
+D = 40
+
+
+def still(n: int) -> Quadratic:
+    """A task nobody has time for."""
+    return Quadratic(torch.ones(D), torch.zeros(n, D))
+
+
+def scattered(n: int, spread: float = 1.0) -> Tensor:
+    return spread * torch.randn(n, D, generator=torch.Generator().manual_seed(7))
+
+
+@pytest.mark.parametrize("unreachable", [0.0, 0.5], ids=["all answer", "some do not answer"])
+def test_contact_preserves_the_mean_of_all_models(unreachable: float) -> None:
+    w = world(still(8), 8, QuAFL(sampled=4), speeds=NEVER, unreachable=unreachable)
+    w.fleet.clients.base.copy_(scattered(8))
+    before = w.everybody(w.start)
+    after = w.everybody(w.rounds(10)[-1])
+    assert not torch.allclose(after, before, atol=1e-2)
+    torch.testing.assert_close(after.mean(dim=0), before.mean(dim=0), atol=1e-6, rtol=0)
+    assert (w.fleet.totals.lost > 0) == (unreachable > 0)
+
+
+def test_contact_preserves_the_mean_in_expectation_when_quantized() -> None:
+    drifts = []
+    for seed in range(300):
+        w = world(still(4), 4, QuAFL(sampled=2), codec=Lattice(bits=3), speeds=NEVER, seed=seed)
+        w.fleet.clients.base.copy_(scattered(4, 0.1))
+        start = replace(w.start, distance=0.1 * D**0.5)
+        before = w.everybody(start).mean(dim=0)
+        drifts.append(w.everybody(w.rounds(1, start)[0]).mean(dim=0) - before)
+    drift = torch.stack(drifts)
+    error = drift.std(dim=0) / len(drifts) ** 0.5
+    assert (drift.std(dim=0) > 1e-3).all()  # there is noise to average out
+    assert (drift.mean(dim=0).abs() < 4.5 * error).all()
+
+
+def test_contact_without_progress_never_raises_the_potential() -> None:
+    w = world(still(8), 8, QuAFL(sampled=3), speeds=NEVER)
+    w.fleet.clients.base.copy_(scattered(8))
+    levels = [potential(w.start.model, w.fleet.clients.base)]
+    states = w.algorithm.rounds(w.start, w.fleet, w.codecs, w.clock, w.rng)
+    for _ in range(30):
+        levels.append(potential(next(states).model, w.fleet.clients.base))
+    assert all(later <= earlier + 1e-5 for earlier, later in pairwise(levels))
+    assert levels[-1] < 0.05 * levels[0]
+
+
+def test_server_and_client_updates_equal_lines_8_and_6_by_hand() -> None:
+    """η·a = 1, so that one local step leads to the client's own minimum: Y^1 = 0 and Y^2 = 4, every time."""
+    task = Quadratic(torch.tensor([2.0]), torch.tensor([[0.0], [4.0]]), start=torch.tensor([1.0]))
+    w = world(task, 2, QuAFL(sampled=2, local_steps=1, wait=1.0), lr=0.5)
+    first = w.rounds(1)[0]
+    assert first.model.item() == pytest.approx((1 + 0 + 4) / 3)
+    assert w.fleet.clients.base.flatten().tolist() == pytest.approx([1 / 3, 1 / 3 + 8 / 3])
+    second = w.rounds(1, first)[0]
+    assert second.model.item() == pytest.approx((5 / 3 + 0 + 4) / 3)
+    assert w.fleet.clients.base.flatten().tolist() == pytest.approx([5 / 9, 5 / 9 + 8 / 3])
+
+
+@pytest.mark.parametrize(
+    ("server", "client", "model", "bases"),
+    [
+        (True, True, 5 / 3, [1 / 3, 3.0]),
+        (True, False, 5 / 3, [1.0, 1.0]),
+        (False, True, 2.0, [1 / 3, 3.0]),
+        (False, False, 2.0, [1.0, 1.0]),
+    ],
+)
+def test_averaging_can_be_switched_off_at_either_end(
+    server: bool, client: bool, model: float, bases: list[float]
+) -> None:
+    task = Quadratic(torch.tensor([2.0]), torch.tensor([[0.0], [4.0]]), start=torch.tensor([1.0]))
+    algorithm = QuAFL(sampled=2, local_steps=1, wait=1.0, server_averaging=server, client_averaging=client)
+    w = world(task, 2, algorithm, lr=0.5)
+    assert w.rounds(1)[0].model.item() == pytest.approx(model)
+    assert w.fleet.clients.base.flatten().tolist() == pytest.approx(bases)
+
+
+def client(*, expected_steps: float, contacts: int) -> ClientState:
+    fresh = newcomers(1, torch.tensor([10.0]), torch.empty(0), budget=5, optimizer=sgd(0.1))
+    return replace(
+        fresh,
+        progress=torch.tensor([[4.0]]),
+        expected_steps=torch.tensor([expected_steps]),
+        contacts=torch.tensor([contacts]),
+    )
+
+
+@pytest.mark.parametrize(
+    ("weighted", "contacts", "slowest", "report"),
+    [
+        (False, 9, 1.0, 6.0),  # 10 − 4
+        (True, 9, 1.0, 8.0),  # η_i = 1/2
+        (True, 9, 5.0, 6.0),  # never above 1
+        (True, 9, inf, 6.0),  # nobody has told a speed
+        (True, 4, 1.0, 6.0),  # too few contacts to know its own
+    ],
+)
+def test_fast_clients_are_damped_by_the_slowest_speed_over_their_own(
+    weighted: bool, contacts: int, slowest: float, report: float
+) -> None:
+    note = Note(round=0, sampled=3, slowest=slowest)
+    state = client(expected_steps=2.0, contacts=contacts)
+    algorithm = QuAFL(sampled=3, weighted=weighted)
+    assert algorithm.report(state, note).item() == report
+    adopted = algorithm.adopt(state, torch.tensor([[2.0]]), torch.empty(1, 0), note)
+    assert adopted.base.item() == pytest.approx(2 / 4 + 3 / 4 * report)
+    assert (adopted.progress.item(), adopted.taken.item()) == (0.0, 0)
+
+
+def test_slowest_speed_is_the_least_mean_of_steps_and_never_below_its_floor() -> None:
+    """Clients 0 and 1 complete 4 and 2 steps between contacts; client 2 none."""
+    for times, slowest in ([1.0, 2.0, 2.0], 2.0), ([1.0, 2.0, NEVER], 0.1):
+        algorithm = QuAFL(sampled=3, local_steps=9, weighted=True, wait=4.0)
+        w = world(Quadratic(torch.ones(1), torch.zeros(3, 1)), 3, algorithm, speeds=Constant(torch.tensor(times)))
+        state = w.rounds(6)[-1]
+        assert state.extra["speeds"].tolist() == pytest.approx([4.0, 2.0, 2.0 if slowest == 2.0 else 0.0])
+        assert algorithm._slowest(state.extra["speeds"], w.fleet) == pytest.approx(slowest)
+
+
+def test_a_round_that_nobody_answers_changes_nothing() -> None:
+    w = world(still(4), 4, QuAFL(sampled=2, patience=3.0), unreachable=1.0, codec=Lattice(bits=4))
+    w.fleet.clients.base.copy_(scattered(4))
+    before = w.everybody(w.start)
+    state = w.rounds(2)[-1]
+    assert torch.equal(w.everybody(state), before)
+    assert (state.round, w.clock.now(), w.fleet.totals.lost) == (2, 6.0, 4)
+
+
+@pytest.mark.parametrize("codec", [Lattice(bits=6), None], ids=["lattice", "identity"])
+def test_mean_trajectory_follows_the_exact_linear_recursion(codec: Lattice | None) -> None:
+    """On quadratics with clients that always finish their K steps, E[X_t] and E[X^i] obey a linear recursion:
+
+    E[Y^i] = c_i + (1 − η a)^K (E[X^i] − c_i); E[X] += (s/n)/(s+1) Σ (E[Y^i] − E[X]); a client is drawn with
+    probability s/n and then moves to E[X]/(s+1) + s/(s+1) E[Y^i].
+    """
+    n, s, local_steps, lr, rounds, seeds = 4, 2, 3, 0.2, 8, 150
+    curvature = torch.tensor([0.5, 1.0, 2.0])
+    centers = torch.tensor([[1.0, 0, 0], [0, 2, 0], [0, 0, 3], [-1, 1, -1]])
+    server, clients = torch.zeros(3), torch.zeros(n, 3)
+    expected = []
+    for _ in range(rounds):
+        reports = centers + (1 - lr * curvature) ** local_steps * (clients - centers)
+        moved = server / (s + 1) + s / (s + 1) * reports
+        server = server + s / n * (reports - server).sum(dim=0) / (s + 1)
+        clients = clients + s / n * (moved - clients)
+        expected.append(server)
+    algorithm = QuAFL(sampled=s, local_steps=local_steps, wait=1.0)
+    runs = []
+    for seed in range(seeds):
+        task = Quadratic(curvature, centers, noise=0.3, seed=seed)
+        w = world(task, n, algorithm, codec=codec, lr=lr, speeds=1e-3, seed=seed)
+        runs.append(torch.stack([state.model for state in w.rounds(rounds)]))
+    trajectories = torch.stack(runs)
+    error = trajectories.std(dim=0) / seeds**0.5
+    assert ((trajectories.mean(dim=0) - torch.stack(expected)).abs() < 4.5 * error + 1e-6).all()
+    assert (error < 0.05).all()
+
+
+def test_a_yielded_state_is_all_the_server_needs_to_go_on() -> None:
+    def fresh() -> World:
+        task = Quadratic(torch.ones(D), scattered(6), noise=0.1)
+        return world(task, 6, QuAFL(sampled=3, weighted=True, wait=2.0), codec=Lattice(bits=4))
+
+    straight = fresh().rounds(12)
+    w = fresh()
+    first = w.rounds(7)
+    resumed = first + w.rounds(5, first[-1])  # a new iterator, from the last state alone
+    assert all(torch.equal(a.model, b.model) for a, b in zip(straight, resumed, strict=True))
+
+
+def test_quafl_finds_the_minimum_of_heterogeneous_quadratics() -> None:
+    task = Quadratic(torch.linspace(0.1, 1, D), 1 + scattered(10))
+    w = world(task, 10, QuAFL(sampled=5, local_steps=3, wait=3.0), codec=Lattice(bits=4), lr=0.05)
+    state = w.rounds(400)[-1]
+    everybody = mean_model(state.model, w.fleet.clients.base)
+    assert (everybody - task.minimum).norm() < 0.1 * task.minimum.norm()

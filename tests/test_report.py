@@ -1,0 +1,110 @@
+"""What the report says, on rows made by hand, and that a real browser shows it."""
+
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib import image
+from matplotlib.colors import to_rgb
+
+from quafl.record.plots import COLOURS
+from quafl.record.report import page, table
+from quafl.record.rows import Row, by_seed, read_rows, write_rows
+from quafl.record.summary import Curve, RecordError, final, ranked, read_curves, time_to_target, verdict
+
+VERSIONS = {"quafl": "0", "platform": "a test", "date": "2024-01-01"}
+
+
+def row(seed: int, time: float, accuracy: float) -> Row:
+    return {
+        "seed": seed,
+        "round": time // 10,
+        "time": time,
+        "local_steps": time * 3,
+        "bytes_up": time * 1e5,
+        "bytes_down": time * 2e5,
+        "loss": 2 - accuracy,
+        "accuracy": accuracy,
+        "refined": 1,
+        "contacts": 10,
+        "zero_step_contacts": 2,
+    }
+
+
+def curve(label: str, *seeds: list[float], target: float = 0.8) -> Curve:
+    """Accuracies at times 0, 10, 20, …"""
+    rows = [row(seed, 10.0 * i, value) for seed, values in enumerate(seeds) for i, value in enumerate(values)]
+    return Curve(label, by_seed(rows), {"label": label, "run": {"target": target}, "clients": {"count": 20}}, VERSIONS)
+
+
+QUICK = curve("QuAFL", [0.1, 0.8, 0.9], [0.1, 0.7, 0.95])
+SLOW = curve("FedAvg", [0.1, 0.2, 0.8], [0.1, 0.1, 0.85])
+NEVER = curve("Baseline", [0.1, 0.9, 0.9], [0.1, 0.2, 0.3])
+
+
+def test_time_to_target_is_the_first_evaluation_at_the_target() -> None:
+    assert time_to_target(QUICK).values == (10.0, 20.0)
+    assert time_to_target(NEVER).values == (10.0,)
+    assert final(QUICK, "accuracy").values == (0.9, 0.95)
+
+
+@pytest.mark.parametrize("curves", [[QUICK, SLOW, NEVER], [NEVER, SLOW, QUICK]])
+def test_the_verdict_names_whoever_came_first(curves: list[Curve]) -> None:
+    assert verdict(curves) == (
+        "First at accuracy 0.8 per simulated time: QuAFL after 15 ± 7, then FedAvg after 20 ± 0 time units. "
+        "Not with every seed: Baseline."
+    )
+    assert [c.label for c in ranked(curves)] == ["QuAFL", "FedAvg", "Baseline"]
+
+
+def test_the_verdict_is_not_always_quafl() -> None:
+    swapped = replace(QUICK, label="FedAvg"), replace(SLOW, label="QuAFL")
+    assert verdict(swapped).startswith("First at accuracy 0.8 per simulated time: FedAvg after 15")
+    hopeless = curve("QuAFL", [0.1, 0.2]), curve("FedAvg", [0.1, 0.3])
+    assert verdict(hopeless) == "No algorithm reached accuracy 0.8 with every seed."
+
+
+def test_the_table_shows_mean_spread_and_seeds_that_never_arrived() -> None:
+    headings, lines = table([QUICK, NEVER])
+    assert headings[:3] == ["", "final accuracy", "time to 0.8"]
+    assert lines[0][:3] == ["QuAFL", "0.925 ± 0.035", "15 ± 7"]
+    assert lines[1][2] == "10 (1 of 2 seeds never)"
+    assert lines[0][4] == "6.0 ± 0.0"  # (1e5 + 2e5) octets a time unit, for 20
+
+
+def test_rows_survive_the_disk(tmp_path: Path) -> None:
+    rows = [row(0, 0.1 + 0.2, 1 / 3), row(1, 5.0, 0.5)]
+    write_rows(tmp_path / "rows.csv", rows)
+    assert read_rows(tmp_path / "rows.csv") == rows
+
+
+def test_an_incomplete_folder_is_named(tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.csv", [row(0, 0.0, 0.5)])
+    with pytest.raises(RecordError, match="does not hold a complete run"):
+        read_curves([tmp_path])
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Chromium (Debian package chromium)")
+def test_a_browser_shows_the_curves_in_their_colours(tmp_path: Path) -> None:
+    (tmp_path / "report.html").write_text(page([QUICK, SLOW, NEVER]), encoding="utf-8")
+    subprocess.run(
+        [
+            "chromium",
+            *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+            *("--disable-background-networking", "--disable-component-update", "--hide-scrollbars"),
+            f"--user-data-dir={tmp_path / 'profile'}",
+            "--window-size=1400,1400",
+            f"--screenshot={tmp_path / 'shot.png'}",
+            str(tmp_path / "report.html"),
+        ],
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
+    pixels = image.imread(tmp_path / "shot.png")[..., :3]
+    for label in "QuAFL", "FedAvg", "Baseline":
+        shown = (np.abs(pixels - to_rgb(COLOURS[label])).max(axis=-1) < 0.02).sum()
+        assert shown > 500, label  # the swatch alone has fewer

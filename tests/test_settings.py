@@ -1,0 +1,112 @@
+"""Bad settings get one sentence: the key, the value, what is allowed."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from quafl.settings import SettingsError, builtin, load
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("algorithm.sampled=30", "algorithm.sampled = 30: must be at most clients.count = 20"),
+        ("algorithm.local_steps=0", "algorithm.local_steps = 0: must be greater than or equal to 1"),
+        ("algorithm.lr=-1", "algorithm.lr = -1: must be greater than 0"),
+        ("algorithm.lr=fast", "algorithm.lr = 'fast': must be a valid number"),
+        ("algorithm.sampled=2.5", "algorithm.sampled = 2.5: must be a valid integer"),
+        ("algorithm.weighted=1", "algorithm.weighted = 1: must be a valid boolean"),
+        ("algorithm.averaging=all", "algorithm.averaging = 'all': must be 'both', 'server', 'client' or 'neither'"),
+        ("algorithm.name=sgd", "algorithm.name = 'sgd': must be one of 'quafl', 'fedavg'"),
+        ("codec.bits=0", "codec.bits = 0: must be from 1 to 16, or 32 for no compression"),
+        ("codec.bits=17", "codec.bits = 17: must be from 1 to 16, or 32 for no compression"),
+        ("clients.slow=1.5", "clients.slow = 1.5: must be less than or equal to 1"),
+        ("clients.count=0", "clients.count = 0: must be greater than or equal to 1"),
+        ("run.until=inf", "run.until = inf: must be a finite number"),
+        ("run.seeds=[1,1]", "run.seeds = [1, 1]: must be distinct"),
+        ("run.seeds=[]", "run.seeds = []: List should have at least 1 item"),
+        (
+            "clients.cuont=3",
+            "unknown key clients.cuont = 3; did you mean 'count'? allowed here: count, slow, fast_step, slow_step",
+        ),
+        (
+            "algorithm.momentum=0.9",
+            "unknown key algorithm.momentum = 0.9; allowed here: sampled, local_steps, lr, name",
+        ),
+        ("colour=red", "unknown key colour = 'red'; allowed here: label, task, clients, algorithm, codec, run"),
+        ("task=digits", "task = 'digits': must be a valid dictionary"),
+        ("algorithm.lr", "--set algorithm.lr: must look like section.key=value, for example algorithm.lr=0.2"),
+        ("=3", "--set =3: must look like section.key=value"),
+    ],
+)
+def test_bad_settings_are_named_with_key_value_and_what_is_allowed(
+    tmp_path: Path, override: str, sentence: str
+) -> None:
+    (tmp_path / "mine.toml").write_text("")
+    with pytest.raises(SettingsError) as error:
+        load(str(tmp_path / "mine.toml"), [override])
+    assert str(error.value).startswith(sentence)
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"cannot read settings 'nowhere.toml'.*built-in names: demo"):
+        load("nowhere.toml")
+    (tmp_path / "broken.toml").write_text("[run\nuntil = 3")
+    with pytest.raises(SettingsError, match=r"broken\.toml is not valid TOML"):
+        load(str(tmp_path / "broken.toml"))
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(SettingsError, match="not a text file"):
+        load(str(tmp_path / "binary.toml"))
+
+
+def test_every_built_in_experiment_loads_and_its_complete_settings_load_again(tmp_path: Path) -> None:
+    for name in builtin():
+        for curve in load(name):
+            (tmp_path / "again.toml").write_text(curve.to_toml(), encoding="utf-8")
+            assert load(str(tmp_path / "again.toml")) == [curve]
+
+
+def test_curves_lay_their_sections_over_the_common_ones_and_overrides_over_all(tmp_path: Path) -> None:
+    (tmp_path / "two.toml").write_text(
+        """
+        [algorithm]
+        local_steps = 7
+        [curves."A"]
+        algorithm = { lr = 0.5 }
+        [curves."B"]
+        algorithm = { name = "fedavg", local_steps = 2 }
+        codec = { bits = 32 }
+        """
+    )
+    a, b = load(str(tmp_path / "two.toml"), ["algorithm.sampled=4", "run.seeds=[9]"])
+    assert (a.label, a.algorithm.name, a.algorithm.local_steps, a.codec.bits) == ("A", "quafl", 7, 4)
+    assert (a.algorithm.lr, b.algorithm.lr) == (0.5, 0.1)
+    assert (b.label, b.algorithm.name, b.algorithm.local_steps, b.codec.bits) == ("B", "fedavg", 2, 32)
+    assert [c.algorithm.sampled for c in (a, b)] == [4, 4]
+    assert [c.run.seeds for c in (a, b)] == [[9], [9]]
+
+
+def test_complete_settings_name_every_key() -> None:
+    written = tomllib.loads(load("demo")[0].to_toml())
+    assert {"sampled", "local_steps", "lr", "weighted", "averaging", "wait"} <= set(written["algorithm"])
+    assert set(written) == {"label", "task", "clients", "algorithm", "codec", "run"}
+
+
+def test_the_demo_is_the_setting_it_says_it_is() -> None:
+    curves = {curve.label: curve for curve in load("demo")}
+    assert list(curves) == ["QuAFL", "QuAFL weighted", "FedAvg", "Baseline"]
+    for label in "QuAFL", "QuAFL weighted", "FedAvg":
+        assert (curves[label].clients.count, curves[label].clients.slow) == (20, 0.25)
+        assert (curves[label].algorithm.sampled, curves[label].algorithm.local_steps) == (5, 5)
+    assert [curves[label].codec.bits for label in curves] == [4, 4, 32, 32]
+    baseline = curves["Baseline"]
+    assert (baseline.clients.count, baseline.clients.slow, baseline.clients.latency_at_32_bits) == (1, 1.0, 0.0)
+    assert (baseline.algorithm.sampled, baseline.algorithm.local_steps) == (1, 1)
+
+
+def test_the_demo_uses_the_learning_rates_that_its_grid_chose() -> None:
+    grid = (Path(__file__).parents[1] / "docs" / "results" / "demo-grid.csv").read_text(encoding="utf-8")
+    chosen = {row.split(",")[0]: float(row.split(",")[1]) for row in grid.splitlines() if row.endswith(",yes")}
+    assert {curve.label: curve.algorithm.lr for curve in load("demo")} == chosen

@@ -1,0 +1,214 @@
+"""The simulated world: virtual time, fast and slow clients, FedAvg and the Baseline in it, determinism."""
+
+import pytest
+import torch
+from torch import nn
+from worlds import NEVER, world
+
+import quafl
+from quafl.codec import Identity, Lattice
+from quafl.core import FedAvg, QuAFL
+from quafl.core.randomness import Generators
+from quafl.sim.clock import VirtualClock
+from quafl.sim.speeds import Constant, Exponential, fast_and_slow
+from quafl.tasks import Quadratic, Supervised, digits, partition
+
+ALL_SLOW = 8.0
+
+
+def flat_task(n: int, dim: int = 4, noise: float = 0.0) -> Quadratic:
+    centers = torch.randn(n, dim, generator=torch.Generator().manual_seed(3))
+    return Quadratic(torch.ones(dim), centers, noise=noise)
+
+
+def test_time_does_not_run_backwards() -> None:
+    clock = VirtualClock()
+    clock.sleep(2.0)
+    clock.sleep_until(1.0)
+    assert clock.now() == 2.0
+    for backwards in -1.0, float("nan"):
+        with pytest.raises(ValueError, match="time does not run backwards"):
+            clock.sleep(backwards)
+
+
+@pytest.mark.parametrize(("sampled", "latency", "wait"), [(10, 4.375, 0.0), (5, 1.25, 0.0), (5, 2.0, 3.0)])
+def test_share_of_zero_step_contacts_of_slow_clients_matches_its_closed_form(
+    sampled: int, latency: float, wait: float
+) -> None:
+    """A client is contacted every G rounds, G geometric with p = s/n, and then has made no step in a time Δ = G·(sit +
+    swt) with probability exp(−Δ/8): p·q/(1 − (1 − p)·q) with q = exp(−(sit + swt)/8)."""
+    n, rounds = 20, 1500
+    generators = Generators(1)
+    speeds = Exponential(torch.full((n,), ALL_SLOW), generators["speeds"])
+    w = world(flat_task(n), n, QuAFL(sampled=sampled, wait=wait), speeds=speeds, latency=latency)
+    w.rounds(rounds)
+    p, q = sampled / n, torch.exp(torch.tensor(-(latency + wait) / ALL_SLOW)).item()
+    expected = p * q / (1 - (1 - p) * q)
+    contacts = w.fleet.totals.contacts
+    assert contacts == rounds * sampled
+    assert w.fleet.totals.idle / contacts == pytest.approx(expected, abs=4.5 * (expected / contacts) ** 0.5)
+
+
+def test_exponential_steps_follow_their_law_and_stop_at_the_budget() -> None:
+    speeds = Exponential(torch.tensor([2.0]), torch.Generator().manual_seed(0))
+    ids = torch.zeros(20_000, dtype=torch.int64)
+    steps = speeds.steps_within(ids, torch.zeros(len(ids)), 6.0, torch.full_like(ids, 10**6)).double()
+    assert steps.mean().item() == pytest.approx(3.0, abs=0.06)
+    assert steps.var().item() == pytest.approx(3.0, abs=0.15)
+    assert speeds.steps_within(ids, torch.zeros(len(ids)), 6.0, torch.full_like(ids, 4)).max() == 4
+    lengths = speeds.duration(ids, 0.0, torch.full_like(ids, 5))
+    assert lengths.mean().item() == pytest.approx(10.0, abs=0.15)
+    assert lengths.var().item() == pytest.approx(5 * 4.0, rel=0.06)
+
+
+def test_a_step_under_way_at_a_contact_is_dropped() -> None:
+    """Steps of 1, contacts every 1.5: the half step left over at each contact is lost."""
+    w = world(flat_task(2), 2, QuAFL(sampled=2, local_steps=9, wait=1.5))
+    w.rounds(10)
+    assert w.fleet.totals.steps == 2 * 10
+
+
+def test_clients_stop_at_their_budget_of_local_steps() -> None:
+    w = world(flat_task(2), 2, QuAFL(sampled=2, local_steps=3, wait=50.0))
+    w.rounds(10)
+    assert w.fleet.totals.steps == 2 * 10 * 3
+
+
+def test_a_quafl_round_takes_the_waiting_and_the_interaction_time_whatever_the_clients_do() -> None:
+    w = world(flat_task(4), 4, QuAFL(sampled=2, wait=0.5), speeds=NEVER, latency=1.25)
+    w.rounds(8)
+    assert w.clock.now() == 8 * 1.75
+
+
+def test_a_fedavg_round_waits_for_its_slowest_client() -> None:
+    speeds = Constant(torch.tensor([1.0, 2.0, 8.0]))
+    w = world(flat_task(3), 3, FedAvg(sampled=3, local_steps=5), speeds=speeds, latency=10.0)
+    w.rounds(4)
+    assert w.clock.now() == 4 * (5 * 8.0 + 10.0)
+    assert w.fleet.totals.steps == 4 * 3 * 5
+
+
+def test_fedavg_equals_a_hand_computation() -> None:
+    """x_{t+1} = mean of c_i + (1 − η a)^K (x_t − c_i)."""
+    task = flat_task(3)
+    w = world(task, 3, FedAvg(sampled=3, local_steps=4), lr=0.3)
+    x = torch.zeros(4)
+    for state in w.rounds(5):
+        x = (task.centers + 0.7**4 * (x - task.centers)).mean(dim=0)
+        torch.testing.assert_close(state.model, x)
+
+
+def test_fedavg_drops_who_does_not_answer_in_time() -> None:
+    speeds = Constant(torch.tensor([1.0, 1.0, 100.0]))
+    task = flat_task(3)
+    w = world(task, 3, FedAvg(sampled=3, local_steps=1, patience=5.0), speeds=speeds, lr=1.0)
+    state = w.rounds(1)[0]
+    torch.testing.assert_close(state.model, task.centers[:2].mean(dim=0))  # a step of η·a = 1 leads to c_i
+    assert w.clock.now() == 5.0
+
+
+def test_the_baseline_is_gradient_descent_at_the_speed_of_one_slow_node() -> None:
+    task = flat_task(1)
+    w = world(task, 1, FedAvg(sampled=1, local_steps=1), speeds=ALL_SLOW, lr=0.1)
+    x = torch.zeros(4)
+    for state in w.rounds(6):
+        x = x - 0.1 * (x - task.centers[0])
+        torch.testing.assert_close(state.model, x)
+    assert w.clock.now() == 6 * ALL_SLOW
+
+
+def test_the_last_clients_are_the_slow_ones() -> None:
+    assert fast_and_slow(8, slow=0.25).tolist() == [2.0] * 6 + [8.0] * 2
+    with pytest.raises(ValueError, match="step times must be positive"):
+        Constant(torch.tensor([1.0, 0.0]))
+
+
+@pytest.mark.parametrize("algorithm", [QuAFL(sampled=3, wait=2.0), FedAvg(sampled=3)], ids=["quafl", "fedavg"])
+def test_bytes_counted_are_the_bytes_of_the_messages(algorithm: QuAFL | FedAvg) -> None:
+    for codec in Identity(), Lattice(bits=4):
+        w = world(flat_task(6, dim=3000), 6, algorithm, codec=codec)
+        w.rounds(5)
+        message = codec.encode(torch.zeros(3000), torch.Generator(), distance=1.0).nbytes
+        repaired = w.fleet.totals.refined * Identity().encode(torch.zeros(3000)).nbytes
+        assert w.fleet.totals.up + w.fleet.totals.down == 2 * 5 * 3 * message + repaired
+
+
+def test_messages_that_do_not_decode_are_repaired_and_counted() -> None:
+    fine = Lattice(bits=2, resolution=1e-4)
+    w = world(flat_task(4, dim=50), 4, QuAFL(sampled=2, wait=3.0), codec=fine, lr=0.3)
+    exact = world(flat_task(4, dim=50), 4, QuAFL(sampled=2, wait=3.0), lr=0.3)
+    state, expected = w.rounds(6)[-1], exact.rounds(6)[-1]
+    assert w.fleet.totals.refined > 5
+    torch.testing.assert_close(state.model, expected.model, atol=1e-3, rtol=0)
+
+
+def test_the_lattice_follows_the_models_as_they_come_together() -> None:
+    """Far from the minimum and near it, quantized QuAFL stays close to unquantized QuAFL, with few repairs."""
+    task = flat_task(8, dim=2048)
+    pair = [
+        world(task, 8, QuAFL(sampled=4, wait=3.0), codec=codec, lr=0.1).rounds(60)[-1].model
+        for codec in (Lattice(bits=8), Identity())
+    ]
+    assert (pair[0] - pair[1]).norm() < 0.02 * pair[1].norm()
+    w = world(task, 8, QuAFL(sampled=4, wait=3.0), codec=Lattice(bits=4), lr=0.1)
+    w.rounds(60)
+    assert w.fleet.totals.refined <= 0.02 * 2 * w.fleet.totals.contacts + 4  # four for the start
+
+
+def small_run(seed: int) -> quafl.Result:
+    torch.manual_seed(0)
+    return quafl.simulate(
+        model=nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10)),
+        clients=partition.iid(digits().train, 10),
+        test=digits().test,
+        algorithm=QuAFL(sampled=3, local_steps=4),
+        optimizer=quafl.sgd(0.5),
+        until=60.0,
+        evaluations=6,
+        seed=seed,
+    )
+
+
+def test_the_same_seed_gives_the_same_run_bit_for_bit() -> None:
+    first, second, other = small_run(5), small_run(5), small_run(6)
+    assert first.rows == second.rows != other.rows
+    for name, tensor in first.model.state_dict().items():
+        assert torch.equal(tensor, second.model.state_dict()[name])
+
+
+def test_simulation_ignores_and_leaves_alone_the_global_generator() -> None:
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    task = Supervised(nn.Linear(64, 10), partition.iid(digits().train, 4))
+    w = world(task, 4, QuAFL(sampled=2, wait=3.0), codec=Lattice(bits=4))
+    torch.manual_seed(1)
+    w.rounds(3)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_rows_are_taken_at_equal_times_up_to_the_horizon() -> None:
+    rows = small_run(0).rows
+    assert rows[0]["round"] == 0
+    assert [row["time"] // 10 for row in rows] == [0, 1, 2, 3, 4, 5, 6]
+    assert rows[-1]["time"] <= 60
+    assert rows[-1]["accuracy"] > rows[0]["accuracy"] + 0.2
+
+
+def test_more_clients_sampled_than_there_are_is_refused() -> None:
+    with pytest.raises(ValueError, match="sampled is 3, there are only 2 clients"):
+        quafl.simulate(
+            model=nn.Linear(2, 2),
+            clients=[(torch.ones(4, 2), torch.zeros(4, dtype=torch.int64))] * 2,
+            algorithm=QuAFL(sampled=3),
+            until=1.0,
+        )
+
+
+def test_generators_of_roles_are_independent_and_can_be_restored() -> None:
+    first, second = Generators(3), Generators(3)
+    torch.rand(100, generator=second["speeds"])
+    assert torch.equal(torch.rand(5, generator=first["sampling"]), torch.rand(5, generator=second["sampling"]))
+    kept = first.state()
+    expected = torch.rand(5, generator=first["sampling"])
+    first.restore(kept)
+    assert torch.equal(torch.rand(5, generator=first["sampling"]), expected)

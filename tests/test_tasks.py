@@ -1,0 +1,181 @@
+"""Modules as vectors, data, partitions."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import quafl
+from quafl.tasks import Quadratic, Supervised, digits, partition
+from quafl.tasks.flat import Flat
+
+
+class Tied(nn.Module):
+    """One matrix used twice, and a frozen one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(3, 3, bias=False)
+        self.unembed = nn.Linear(3, 3, bias=False)
+        self.unembed.weight = self.embed.weight
+        self.frozen = nn.Linear(3, 3)
+        self.frozen.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.unembed(self.frozen(self.embed(x)))
+
+
+def test_frozen_parameters_stay_and_tied_ones_stay_tied() -> None:
+    module = Tied()
+    frozen = module.frozen.weight.clone()
+    flat = Flat(module)
+    model, buffers = flat.initial()
+    assert len(model) == 9
+    trained = flat.module(model + 1, buffers)
+    assert isinstance(trained, Tied)
+    assert trained.unembed.weight is trained.embed.weight
+    torch.testing.assert_close(trained.embed.weight, module.embed.weight + 1)
+    assert torch.equal(trained.frozen.weight, frozen)
+
+
+def test_gradient_equals_autograd_on_the_module_itself() -> None:
+    module, x, y = Tied(), torch.randn(5, 3), torch.randn(5, 3)
+    flat = Flat(module)
+    model, buffers = flat.initial()
+    gradient, _ = flat.gradient(model, buffers, lambda m: functional.mse_loss(m(x), y))
+    functional.mse_loss(module(x), y).backward()
+    assert module.embed.weight.grad is not None
+    torch.testing.assert_close(gradient, module.embed.weight.grad.flatten())
+
+
+def test_a_parameter_that_the_loss_does_not_use_has_gradient_zero() -> None:
+    module = nn.ModuleDict({"used": nn.Linear(2, 1), "unused": nn.Linear(2, 1)})
+    flat = Flat(module)
+    gradient, _ = flat.gradient(*flat.initial(), lambda m: m["used"](torch.ones(1, 2)).sum())
+    assert gradient.tolist() == [1, 1, 1, 0, 0, 0]
+
+
+def test_batch_norm_buffers_travel_and_counters_do_not() -> None:
+    module = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4))
+    flat = Flat(module)
+    model, buffers = flat.initial()
+    assert len(buffers) == 8  # running mean and variance
+    _, after = flat.gradient(model, buffers, lambda m: m(torch.randn(16, 2)).sum())
+    assert buffers.tolist() == [0] * 4 + [1] * 4
+    assert not torch.equal(after, buffers)
+    norm = flat.module(model, after)[1]
+    assert torch.equal(norm.running_mean, after[:4])
+    assert torch.equal(module[1].running_mean, torch.zeros(4))  # the user's own module is not touched
+
+
+def test_half_precision_modules_are_trained_in_float32_and_given_back_in_their_own() -> None:
+    module = nn.Linear(2, 2).to(torch.bfloat16)
+    flat = Flat(module)
+    model, buffers = flat.initial()
+    assert model.dtype == torch.float32
+    trained = flat.module(model + 1, buffers)
+    assert trained.weight.dtype == torch.bfloat16
+
+
+def test_batch_norm_models_train_through_the_lattice_with_exact_buffers() -> None:
+    torch.manual_seed(0)
+    result = quafl.simulate(
+        model=nn.Sequential(nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 10)),
+        clients=partition.iid(digits().train, 5),
+        test=digits().test,
+        algorithm=quafl.QuAFL(sampled=2),
+        optimizer=quafl.sgd(0.3),
+        until=100.0,
+        evaluations=5,
+    )
+    assert result.rows[-1]["accuracy"] > 0.7
+    assert result.model[1].running_mean.abs().sum() > 0
+
+
+def toy(count: int, batch_size: int) -> Supervised:
+    data = (torch.arange(count).float().unsqueeze(1), torch.zeros(count, dtype=torch.int64))
+    return Supervised(nn.Linear(1, 2), [data, data], batch_size=batch_size)
+
+
+def test_a_batch_depends_on_client_and_step_alone() -> None:
+    task = toy(20, 4)
+    later = task.batch(0, 7)[0]
+    for step in range(30):
+        task.batch(1, step)
+    assert torch.equal(task.batch(0, 7)[0], later)
+    assert not torch.equal(task.batch(1, 7)[0], later)
+
+
+def test_an_epoch_goes_through_all_data_in_an_order_of_its_own() -> None:
+    task = toy(20, 4)
+    epochs = [torch.cat([task.batch(0, 5 * epoch + step)[0] for step in range(5)]).flatten() for epoch in range(2)]
+    assert all(sorted(epoch.tolist()) == list(range(20)) for epoch in epochs)
+    assert not torch.equal(*epochs)
+
+
+def test_a_client_with_less_than_a_batch_uses_all_it_has() -> None:
+    assert sorted(toy(3, 16).batch(0, 9)[0].flatten().tolist()) == [0, 1, 2]
+
+
+def test_users_give_their_own_loss_and_metrics() -> None:
+    x = torch.randn(200, 3, generator=torch.Generator().manual_seed(0))
+    y = x @ torch.tensor([[1.0], [-2.0], [0.5]])
+    result = quafl.simulate(
+        model=nn.Linear(3, 1),
+        clients=[(x[i::5], y[i::5]) for i in range(5)],
+        algorithm=quafl.QuAFL(sampled=2),
+        loss=functional.mse_loss,
+        metrics={"worst": lambda outputs, targets: (outputs - targets).abs().max()},
+        until=200.0,
+    )
+    assert result.rows[-1]["loss"] < 1e-2 < result.rows[0]["loss"]
+    assert "worst" in result.rows[0]
+    assert "accuracy" not in result.rows[0]
+
+
+def test_clients_without_data_are_refused() -> None:
+    empty = (torch.empty(0, 2), torch.empty(0))
+    with pytest.raises(ValueError, match="client 1 has 0 inputs and 0 targets"):
+        Supervised(nn.Linear(2, 2), [(torch.ones(1, 2), torch.zeros(1)), empty])
+
+
+@pytest.mark.parametrize("deal", [partition.iid, partition.by_label])
+def test_partitions_deal_out_every_example_once(deal: type) -> None:
+    data = (torch.arange(103), torch.arange(103) % 10)
+    hands = deal(data, 7)
+    assert len(hands) == 7
+    assert sorted(torch.cat([x for x, _ in hands]).tolist()) == list(range(103))
+    assert all(torch.equal(x % 10, y) for x, y in hands)
+
+
+def test_partition_by_label_gives_clients_few_labels() -> None:
+    data = (torch.arange(1000), torch.arange(1000) % 10)
+    assert all(len(y.unique()) <= 2 for _, y in partition.by_label(data, 10))
+    assert all(len(y.unique()) == 10 for _, y in partition.iid(data, 10))
+
+
+def test_more_clients_than_examples_is_refused() -> None:
+    with pytest.raises(ValueError, match="cannot cut 3 examples into 4 parts"):
+        partition.iid((torch.arange(3), torch.arange(3)), 4)
+
+
+def test_digits_are_real_and_split_without_overlap() -> None:
+    data = digits()
+    assert [len(part[1]) for part in data] == [1077, 360, 360]
+    images = torch.cat([part[0] for part in data])
+    assert images.shape == (1797, 64)
+    assert (images.min(), images.max()) == (0, 1)
+    classes = torch.cat([part[1] for part in data]).bincount()
+    assert classes.tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+
+
+def test_quadratic_knows_its_minimum_smoothness_and_noise() -> None:
+    task = Quadratic(torch.tensor([1.0, 3.0]), torch.tensor([[0.0, 0.0], [2.0, 4.0]]), noise=0.5)
+    assert task.minimum.tolist() == [1.0, 2.0]
+    assert task.smoothness == 3.0
+    at_minimum = [task.gradient(task.minimum, torch.empty(0), task.batch(i, 0))[0] for i in range(2)]
+    assert task.evaluate(task.minimum, torch.empty(0)) == {"loss": 0.0, "distance": 0.0}
+    noise = torch.stack([task.batch(0, step)[1] for step in range(4000)])
+    assert noise.square().sum(dim=-1).mean().item() == pytest.approx(0.25, rel=0.06)
+    exact = task.curvature * (task.minimum - task.centers)
+    torch.testing.assert_close(torch.stack(at_minimum) - exact, torch.stack([task.batch(i, 0)[1] for i in range(2)]))
