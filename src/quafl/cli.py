@@ -14,6 +14,7 @@ from rich.table import Table
 
 import quafl
 from quafl import run as runner
+from quafl.record import plots
 from quafl.record import report as reporting
 from quafl.record.files import write_atomically
 from quafl.record.rows import Row
@@ -133,7 +134,10 @@ def _conclude(curves: list[Curve], page: Path) -> None:
     console.print(verdict(curves), highlight=False)
     with write_atomically(page) as stream:
         stream.write(reporting.page(curves))
-    console.print(f"Curves and settings: {page}", highlight=False, soft_wrap=True)
+    picture = page.with_suffix(".png")
+    with write_atomically(picture, "wb") as stream:
+        plots.to_png(reporting.main_figure(curves), stream)
+    console.print(f"Curves and settings: {page} (the first figure alone: {picture})", highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from io import StringIO
-from pathlib import Path
+from typing import IO
 
 import matplotlib
 import numpy as np
@@ -94,6 +94,6 @@ def to_svg(figure: Figure) -> str:
     return text[text.index("<svg") :]
 
 
-def to_png(figure: Figure, path: Path) -> None:
-    """The figure as a file."""
-    figure.savefig(path, dpi=150)
+def to_png(figure: Figure, stream: IO[bytes]) -> None:
+    """The figure as a picture."""
+    figure.savefig(stream, format="png", dpi=150)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 
 import tomli_w
+from matplotlib.figure import Figure
 
 from quafl.record import plots
 from quafl.record.summary import (
@@ -54,11 +55,16 @@ def table(curves: Sequence[Curve]) -> tuple[list[str], list[list[str]]]:
     return headings, [[curve.label, *(show(curve) for _, show in _COLUMNS)] for curve in curves]
 
 
+def main_figure(curves: Sequence[Curve]) -> Figure:
+    """The metric against simulated time."""
+    return plots.draw(curves, plots.TIME, plots.column(curves[0].metric), goal=curves[0].target)
+
+
 def page(curves: Sequence[Curve]) -> str:
     """The whole report."""
     metric = plots.column(curves[0].metric)
     figures = [
-        ("Against simulated time", plots.draw(curves, plots.TIME, metric, goal=curves[0].target)),
+        ("Against simulated time", main_figure(curves)),
         ("Against what was sent", plots.draw(_talking(curves), plots.MEGABYTES, metric, goal=curves[0].target)),
         ("Loss against simulated time", plots.draw(curves, plots.TIME, plots.column("loss"), log=True)),
         ("Against the work done", plots.draw(curves, plots.STEPS, metric, goal=curves[0].target)),
