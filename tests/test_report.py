@@ -71,7 +71,7 @@ def test_the_table_shows_mean_spread_and_seeds_that_never_arrived() -> None:
     headings, lines = table([QUICK, NEVER])
     assert headings[:3] == ["", "final accuracy", "time to 0.8"]
     assert lines[0][:3] == ["QuAFL", "0.925 ± 0.035", "15 ± 7"]
-    assert lines[1][2] == "10 (1 of 2 seeds never)"
+    assert lines[1][2] == "10 (1/2)"
     assert lines[0][4] == "6.0 ± 0.0"  # (1e5 + 2e5) octets a time unit, for 20
 
 

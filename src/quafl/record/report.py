@@ -33,7 +33,7 @@ pre { background: #f6f6f6; padding: .8rem; overflow-x: auto; font-size: .85rem }
 
 _COLUMNS: list[tuple[str, Callable[[Curve], str]]] = [
     ("final {metric}", lambda curve: final(curve, curve.metric).show("{:.3f}")),
-    ("time to {target:g}", lambda curve: time_to_target(curve).show("{:.0f}") + _missing(curve)),
+    ("time to {target:g}", lambda curve: _time(curve)),
     ("MB to {target:g}", lambda curve: megabytes_to_target(curve).show("{:.2f}")),
     ("MB sent", lambda curve: megabytes(curve).show("{:.1f}")),
     ("repairs", lambda curve: final(curve, "refined").show("{:.0f}")),
@@ -43,9 +43,11 @@ _COLUMNS: list[tuple[str, Callable[[Curve], str]]] = [
 BRIEF = 5  # columns that fit a terminal
 
 
-def _missing(curve: Curve) -> str:
-    missing = len(curve.seeds) - len(time_to_target(curve).values)
-    return f" ({missing} of {len(curve.seeds)} seeds never)" if missing else ""
+def _time(curve: Curve) -> str:
+    times, seeds = time_to_target(curve), len(curve.seeds)
+    if not times.values:
+        return "never"
+    return times.show("{:.0f}") + (f" ({len(times.values)}/{seeds})" if len(times.values) < seeds else "")
 
 
 def table(curves: Sequence[Curve]) -> tuple[list[str], list[list[str]]]:
@@ -81,7 +83,8 @@ def page(curves: Sequence[Curve]) -> str:
 <p class="small">{escape(_provenance(curves[0].versions))}; seeds {", ".join(map(str, seeds))}</p>
 <p class="verdict">{escape(verdict(curves))}</p>
 {_table(curves)}
-<p class="small">Mean ± standard deviation over seeds. A repair is a message that did not decode and was sent again.</p>
+<p class="small">Mean ± standard deviation over seeds. A time followed by (2/3) is of the two seeds of three that
+reached the target. A repair is a message that did not decode and was sent again.</p>
 <h2>Curves</h2>
 <div class="figures">{pictures}</div>
 <p class="small">Lines are means over seeds, bands one standard deviation; the dashed line is the target.</p>
