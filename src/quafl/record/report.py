@@ -31,9 +31,17 @@ pre { background: #f6f6f6; padding: .8rem; overflow-x: auto; font-size: .85rem }
 .small { color: #555; font-size: .9rem }
 """
 
+
+def _time(curve: Curve) -> str:
+    times, seeds = time_to_target(curve), len(curve.seeds)
+    if not times.values:
+        return "never"
+    return times.show("{:.0f}") + (f" ({len(times.values)}/{seeds})" if len(times.values) < seeds else "")
+
+
 _COLUMNS: list[tuple[str, Callable[[Curve], str]]] = [
     ("final {metric}", lambda curve: final(curve, curve.metric).show("{:.3f}")),
-    ("time to {target:g}", lambda curve: _time(curve)),
+    ("time to {target:g}", _time),
     ("MB to {target:g}", lambda curve: megabytes_to_target(curve).show("{:.2f}")),
     ("MB sent", lambda curve: megabytes(curve).show("{:.1f}")),
     ("repairs", lambda curve: final(curve, "refined").show("{:.0f}")),
@@ -41,13 +49,6 @@ _COLUMNS: list[tuple[str, Callable[[Curve], str]]] = [
     ("zero-step contacts", lambda curve: zero_step_share(curve).show("{:.1%}")),
 ]
 BRIEF = 5  # columns that fit a terminal
-
-
-def _time(curve: Curve) -> str:
-    times, seeds = time_to_target(curve), len(curve.seeds)
-    if not times.values:
-        return "never"
-    return times.show("{:.0f}") + (f" ({len(times.values)}/{seeds})" if len(times.values) < seeds else "")
 
 
 def table(curves: Sequence[Curve]) -> tuple[list[str], list[list[str]]]:
