@@ -16,6 +16,10 @@ from quafl.core.seams import HEADER_BYTES
 GOLDEN = Path(__file__).parent / "golden"
 
 
+COMMON = "codec", "bits", "dim", "unit", "dtype", "kind", "sent"
+TENSORS = "symbols", "checks", "scales", "side", "seed", "exact"
+
+
 def rng(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
@@ -28,9 +32,10 @@ def sample(bits: int, dim: int, exact: int, seed: int = 0) -> Packet:
 
 
 def same(a: Packet, b: Packet) -> bool:
-    common = (a.codec, a.bits, a.dim) == (b.codec, b.bits, b.dim)
+    common = all(getattr(a, name) == getattr(b, name) for name in COMMON)
     return common and all(
-        torch.equal(getattr(a, name), getattr(b, name)) for name in ("symbols", "checks", "side", "seed", "exact")
+        torch.equal(getattr(a, name), getattr(b, name))
+        for name in ("symbols", "checks", "scales", "side", "seed", "exact")
     )
 
 
@@ -104,11 +109,14 @@ FIELDS = {  # name: (offset, format, a value that cannot be right, what the erro
     "magic": (0, "4s", b"HTTP", "begins with b'HTTP'"),
     "version": (4, "B", 9, "format version 9"),
     "codec": (5, "B", 77, "codec 77"),
-    "dtype": (6, "B", 3, "unknown here"),
+    "dtype": (6, "B", 3, "dtype 3"),
     "bits": (7, "B", 17, "17 bits"),
-    "kind": (9, "B", 5, "unknown here"),
+    "kind": (9, "B", 5, "kind 5"),
     "exact": (12, "I", 2**31, "octets of payload"),
+    "unit": (10, "H", 512, "blocks of 512"),
+    "sent": (8, "B", 3, "3 bits went before"),
     "d": (16, "Q", 2**60, "block checksums"),
+    "d too large": (16, "Q", 2**63, "below 2\\^62"),
     "seed": (24, "Q", 2**63, "seed"),
     "side": (32, "f", -1.0, "side -1.0"),
     "side nan": (32, "f", float("nan"), "side nan"),

@@ -16,6 +16,7 @@ True
 from quafl.codec import wire
 from quafl.codec.identity import Identity
 from quafl.codec.lattice import Lattice
+from quafl.codec.qsgd import QSGD
 from quafl.core.seams import DecodeError, Packet, WireError
 
-__all__ = ["DecodeError", "Identity", "Lattice", "Packet", "WireError", "wire"]
+__all__ = ["QSGD", "DecodeError", "Identity", "Lattice", "Packet", "WireError", "wire"]

@@ -27,13 +27,12 @@ def _mix(word: Tensor) -> Tensor:
     return word ^ _shift_right(word, 16)
 
 
-def words(seed: Tensor, blocks: int) -> Tensor:
-    """The hash of every coordinate, "... 1024 blocks", int32, for seeds "..."."""
+def words(seed: Tensor, blocks: Tensor) -> Tensor:
+    """The hash of every coordinate, "... 1024 m", int32, for seeds "..." and m blocks, given by their numbers."""
     low, high = seed.to(torch.int32), (seed >> 32).to(torch.int32)
     key = _mix(low) ^ _mix(high + _int32(_GOLDEN))
-    block = torch.arange(blocks, dtype=torch.int32, device=seed.device)
     row = torch.arange(BLOCK, dtype=torch.int32, device=seed.device)
-    block_key = _mix(key.unsqueeze(-1) + block * _int32(_GOLDEN))
+    block_key = _mix(key.unsqueeze(-1) + blocks.to(torch.int32) * _int32(_GOLDEN))
     return _mix(block_key.unsqueeze(-2) + (row * _int32(_GOLDEN)).unsqueeze(-1))
 
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from quafl.codec.guards import check_finite, check_fits, exact_part
+from quafl.codec.packets import check_finite, check_fits, make_packet
 from quafl.core.seams import DecodeError, Model, Packet, Refine
 
 IDENTITY = 0  # id on the wire
@@ -28,19 +28,10 @@ class Identity:
     ) -> Packet:
         """x itself."""
         check_finite(x)
-        rows = x.shape[:-1]
-        return Packet(
-            codec=IDENTITY,
-            bits=self.bits,
-            dim=x.shape[-1],
-            symbols=x.to(torch.float32).contiguous().view(torch.int32),
-            checks=torch.empty((*rows, 0), dtype=torch.int32, device=x.device),
-            side=torch.zeros(rows, device=x.device),
-            seed=torch.zeros(rows, dtype=torch.int64, device=x.device),
-            exact=exact_part(exact, x),
-        )
+        symbols = x.to(torch.float32).contiguous().view(torch.int32)
+        return make_packet(x, IDENTITY, self.bits, 0, symbols, exact=exact)
 
-    def refine(self, x: Model, sent: Packet, failed: Tensor) -> Packet:
+    def refine(self, x: Model, request: Packet) -> Packet:
         """Nothing fails, so there is nothing to add."""
         raise DecodeError("a full-precision message has no next bits")
 
@@ -48,7 +39,7 @@ class Identity:
         """x itself, whatever the key."""
         check_fits(packet, IDENTITY, key)
         shape = torch.broadcast_shapes(packet.symbols.shape, key.shape)
-        return packet.symbols.view(torch.float32).expand(shape)
+        return packet.symbols.view(torch.float32).to(packet.dtype).expand(shape)
 
     def noise(self, packet: Packet) -> Tensor:
         """None."""

@@ -1,17 +1,14 @@
-"""b-bit symbols in 32-bit words: 32 consecutive rows of a block fill exactly b words, for any b from 1 to 16."""
+"""b-bit symbols in 32-bit words: 32 consecutive rows of a column fill exactly b words, for any b from 1 to 16."""
 
 import torch
 from torch import Tensor
 
-from quafl.codec.hashing import BLOCK
-
 _LANES = 32  # symbols in a group, and bits in a word
-_GROUPS = BLOCK // _LANES
 
 
 def pack(symbols: Tensor, bits: int) -> Tensor:
-    """Values "... 1024 W" below 2^b → "... words", int32. Bit j·b of a group's string is symbol j's lowest."""
-    groups = symbols.to(torch.int64).unflatten(-2, (_GROUPS, _LANES))
+    """Values "... rows columns" below 2^b → "... words", int32. Bit j·b of a group's string is symbol j's lowest."""
+    groups = symbols.to(torch.int64).unflatten(-2, (symbols.shape[-2] // _LANES, _LANES))
     word, shift = _places(bits, symbols.device)
     shape = (*groups.shape[:-2], bits + 1, groups.shape[-1])
     packed = torch.zeros(shape, dtype=torch.int64, device=symbols.device)
@@ -20,9 +17,14 @@ def pack(symbols: Tensor, bits: int) -> Tensor:
     return (packed[..., :bits, :] & 0xFFFFFFFF).flatten(-3).to(torch.int32)
 
 
-def unpack(words: Tensor, bits: int, blocks: int) -> Tensor:
-    """The inverse of `pack`: "... words" → "... 1024 W", int32."""
-    packed = words.to(torch.int64).unflatten(-1, (_GROUPS, bits, blocks)) & 0xFFFFFFFF
+def unpack(words: Tensor, bits: int, rows: int, columns: int) -> Tensor:
+    """The inverse of `pack`: "... words" → "... rows columns", int32."""
+    return unpack_groups(words.unflatten(-1, (rows // _LANES, bits, columns)), bits)
+
+
+def unpack_groups(words: Tensor, bits: int) -> Tensor:
+    """The same for words already laid out by group: "... groups b columns" → "... rows columns"."""
+    packed = words.to(torch.int64) & 0xFFFFFFFF
     packed = torch.cat((packed, torch.zeros_like(packed[..., :1, :])), dim=-2)
     word, shift = _places(bits, words.device)
     low = packed.index_select(-2, word) >> shift

@@ -35,26 +35,35 @@ class DecodeError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Packet(Rows):
-    """One encoded vector per row, as it travels; a message to many receivers is a packet without leading axes."""
+    """One encoded vector per row, as it travels; a message to many receivers is a packet without leading axes.
+
+    Beside the first message about a vector there are requests for more bits of some blocks (their numbers are the
+    symbols), and the refinements that answer them.
+    """
 
     codec: int  # the codec's id on the wire
     bits: int  # per coordinate
     dim: int  # d
+    unit: int  # coordinates in a block
     symbols: Tensor  # "... words", int32: packed coordinates
     checks: Tensor  # "... blocks", int32: block checksums
+    scales: Tensor  # "... blocks·k", float32: what a block's symbols are multiples of
     side: Tensor  # "...", float32: side γ of the lattice
     seed: Tensor  # "...", int64: what the sender's randomness was made from
     exact: Tensor  # "... e", float32: parts that travel in full precision
+    dtype: torch.dtype = torch.float32  # of the vector
+    kind: Literal["base", "request", "refinement"] = "base"
+    sent: int = 0  # bits of the same coordinates that went before
 
     @property
     def nbytes(self) -> int:
         """Octets on the wire of all rows together: Σ len(wire.to_bytes(row))."""
-        words = self.symbols.shape[-1] + self.checks.shape[-1] + self.exact.shape[-1]
+        words = sum(part.shape[-1] for part in (self.symbols, self.checks, self.scales, self.exact))
         return self.side.numel() * (HEADER_BYTES + 4 * words)
 
 
-# Failed blocks ("... blocks", bool) -> what the sender adds so that the rows with a failed block can be decoded.
-Refine: TypeAlias = Callable[[Tensor], Packet]
+# A row, and the request of its receiver for more bits -> the sender's refinement.
+Refine: TypeAlias = Callable[[int, Packet], Packet]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +145,8 @@ class Codec(Protocol):
     ) -> Packet:
         """A fresh message; `distance` is the sender's estimate of ‖x − the receiver's key‖."""
 
-    def refine(self, x: Model, sent: Packet, failed: Tensor) -> Packet:
-        """What to add to `sent`, an encoding of x, for the rows with a failed block; stateless."""
+    def refine(self, x: Model, request: Packet) -> Packet:
+        """What the receiver of an encoding of x asks for; stateless."""
 
     def decode(self, packet: Packet, *, key: Model, refine: Refine | None = None) -> Model:
         """The vector, or DecodeError; never a guess."""

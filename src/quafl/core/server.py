@@ -26,7 +26,7 @@ def exchange(
     """One contact with `note.sampled` clients (Algorithm 1, server, lines 2-6)."""
     chosen = sample(fleet.available(), note.sampled, rng["sampling"])  # line 2
     packet = codecs.down.encode(state.model, rng["dither"], distance=state.distance, exact=state.buffers)
-    fleet.send(chosen, packet, note, lambda failed: codecs.down.refine(state.model, packet, failed))  # lines 3-4
+    fleet.send(chosen, packet, note, lambda row, request: codecs.down.refine(state.model, request))  # lines 3-4
     replies = fleet.receive(len(chosen), within=patience)  # line 5
     decoded = codecs.up.decode(replies.answer.packet, key=state.model, refine=replies.refine)  # line 6
     return Exchange(replies, decoded)

@@ -2,9 +2,7 @@
 clients together, because nobody can tell before."""
 
 from dataclasses import dataclass
-from functools import partial
 from math import isfinite
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -80,6 +78,14 @@ class SimulatedFleet:
         self.totals.down += packet.nbytes * len(to)
         reached = to[torch.rand(len(to), generator=self._rng["losses"]) >= self._unreachable]
         self.totals.lost += len(to) - len(reached)
+
+        def repair(row: int, request: Packet) -> Packet:
+            refinement = refine(row, request)
+            self.totals.refined += request.sent == packet.bits
+            self.totals.up += request.nbytes
+            self.totals.down += refinement.nbytes
+            return refinement
+
         now = self._clock.now()
         clients, arrival = self.clients[reached], torch.full((len(reached),), now + self._latency, dtype=torch.float64)
         if self._algorithm.answers == "at once":
@@ -91,7 +97,7 @@ class SimulatedFleet:
             clients,
             packet,
             note,
-            self._counted(refine, "down"),
+            repair,
             algorithm=self._algorithm,
             codecs=self._codecs,
             rng=self._rng["dither of clients"],
@@ -118,16 +124,12 @@ class SimulatedFleet:
             self._clock.sleep_until(float(here.arrival[-1]))
         if arrived < count and isfinite(deadline):
             self._clock.sleep_until(deadline)
-        refine = partial(self._codecs.up.refine, here.report, here.answer.packet)
-        return Replies(senders=here.sender, answer=here.answer, refine=self._counted(refine, "up"))
 
-    def _counted(self, refine: Refine, direction: Literal["up", "down"]) -> Refine:
-        """The same, with what it sends added to the totals."""
+        def refine(row: int, request: Packet) -> Packet:
+            refinement = self._codecs.up.refine(here.report[row], request)
+            self.totals.refined += request.sent == here.answer.packet.bits
+            self.totals.down += request.nbytes
+            self.totals.up += refinement.nbytes
+            return refinement
 
-        def counted(failed: Tensor) -> Packet:
-            repair = refine(failed)
-            self.totals.refined += int(failed.any(dim=-1).sum())
-            setattr(self.totals, direction, getattr(self.totals, direction) + repair.nbytes)
-            return repair
-
-        return counted
+        return Replies(senders=here.sender, answer=here.answer, refine=refine)

@@ -1,0 +1,59 @@
+"""What all codecs do with packets: making them, and refusing what does not fit."""
+
+import torch
+from torch import Tensor
+
+from quafl.core.seams import DecodeError, Model, Packet
+
+
+def make_packet(
+    x: Model,
+    codec: int,
+    bits: int,
+    unit: int,
+    symbols: Tensor,
+    *,
+    checks: Tensor | None = None,
+    scales: Tensor | None = None,
+    side: Tensor | None = None,
+    seed: Tensor | None = None,
+    exact: Tensor | None = None,
+) -> Packet:
+    """A first message about x; what a codec does not use stays empty."""
+    rows = x.shape[:-1]
+    nothing = torch.empty((*rows, 0), device=x.device)
+    return Packet(
+        codec=codec,
+        bits=bits,
+        dim=x.shape[-1],
+        unit=unit,
+        symbols=symbols,
+        checks=nothing.to(torch.int32) if checks is None else checks,
+        scales=nothing if scales is None else scales,
+        side=torch.zeros(rows, device=x.device) if side is None else side,
+        seed=torch.zeros(rows, dtype=torch.int64, device=x.device) if seed is None else seed,
+        exact=nothing if exact is None else exact.to(torch.float32),
+        dtype=x.dtype,
+    )
+
+
+def check_finite(x: Model) -> None:
+    """A vector with NaN or Inf is the caller's mistake; it must not reach the wire."""
+    if not x.isfinite().all():
+        raise ValueError("the vector to encode has NaN or infinite coordinates; did training diverge?")
+
+
+def check_fits(packet: Packet, codec: int, key: Model) -> None:
+    """A packet of another codec or another model is the peer's."""
+    if (packet.codec, packet.kind) != (codec, "base"):
+        raise DecodeError(
+            f"packet is a {packet.kind} of codec {packet.codec}, expected a base of codec {codec}; "
+            f"do both ends use the same settings?"
+        )
+    if packet.dim != key.shape[-1]:
+        raise DecodeError(f"packet has d={packet.dim}, the key d={key.shape[-1]}; do both ends use the same model?")
+
+
+def draw_seeds(x: Model, rng: torch.Generator) -> Tensor:
+    """A fresh seed for each row."""
+    return torch.randint(2**63 - 1, x.shape[:-1], generator=rng, device=rng.device).to(x.device)

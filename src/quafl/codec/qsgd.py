@@ -1,0 +1,109 @@
+"""QSGD (Alistarh et al., 2017): private stochastic rounding of buckets, to multiples of their norm or of their range.
+
+Needs no key; its error grows with the vector, not with its distance from anything. The comparison, and FedBuff's codec.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from quafl.codec import hashing
+from quafl.codec.packets import check_finite, check_fits, draw_seeds, make_packet
+from quafl.codec.packing import pack, unpack
+from quafl.core.seams import DecodeError, Model, Packet, Refine
+
+QSGD_L2 = 2  # ids on the wire
+QSGD_MINMAX = 3
+
+
+@dataclass(frozen=True, slots=True)
+class QSGD:
+    """`bits` per coordinate and a scale or two per bucket.
+
+    "l2": a sign and ξ ∈ {0 … s}, s = 2^(b−1) − 1, for ‖bucket‖·ξ/s. "min-max": ξ ∈ {0 … s}, s = 2^b − 1, for
+    min + (max − min)·ξ/s. Both unbiased.
+    """
+
+    bits: int = 8
+    norm: Literal["l2", "min-max"] = "min-max"
+    bucket: int = 512
+
+    def __post_init__(self) -> None:
+        least = 2 if self.norm == "l2" else 1
+        if not least <= self.bits <= 16:
+            raise ValueError(f"bits is {self.bits}, must be from {least} to 16 for QSGD with norm {self.norm!r}")
+        if self.norm not in ("l2", "min-max"):
+            raise ValueError(f"norm is {self.norm!r}, must be 'l2' or 'min-max'")
+        if self.bucket % 32 or not 32 <= self.bucket < 2**16:
+            raise ValueError(f"bucket is {self.bucket}, must be a multiple of 32 below 65536")
+
+    @property
+    def _codec(self) -> int:
+        return QSGD_L2 if self.norm == "l2" else QSGD_MINMAX
+
+    @property
+    def _levels(self) -> int:
+        return 2 ** (self.bits - 1) - 1 if self.norm == "l2" else 2**self.bits - 1
+
+    def encode(
+        self, x: Model, rng: torch.Generator, *, distance: Tensor | float | None = None, exact: Tensor | None = None
+    ) -> Packet:
+        """Each coordinate to one of the two levels beside it, at random so that the mean is right."""
+        check_finite(x)
+        count = -(-x.shape[-1] // self.bucket)
+        last = x[..., -1:] if self.norm == "min-max" else x.new_zeros((*x.shape[:-1], 1))
+        padding = last.expand(*x.shape[:-1], count * self.bucket - x.shape[-1]) if count else x
+        buckets = torch.cat((x, padding), dim=-1).to(torch.float32).unflatten(-1, (count, self.bucket))
+        if self.norm == "l2":
+            scales = buckets.norm(dim=-1, keepdim=True)
+            position = buckets.abs() / scales * self._levels
+        else:
+            low, high = buckets.amin(dim=-1, keepdim=True), buckets.amax(dim=-1, keepdim=True)
+            scales = torch.cat((low, high), dim=-1)
+            position = (buckets - low) / (high - low) * self._levels
+        position = position.nan_to_num(0.0)  # a bucket of zeros, or of one value
+        below = position.floor()
+        level = below + (position - below + self._chance(buckets, rng) >= 1)
+        symbols = level.to(torch.int32).clamp(max=self._levels)
+        if self.norm == "l2":
+            symbols = symbols | ((buckets < 0).to(torch.int32) << (self.bits - 1))
+        packed = pack(symbols.flatten(-2).unsqueeze(-1), self.bits)
+        return make_packet(x, self._codec, self.bits, self.bucket, packed, scales=scales.flatten(-2), exact=exact)
+
+    def _chance(self, buckets: Tensor, rng: torch.Generator) -> Tensor:
+        """u ∈ [0, 1) for each coordinate, the same on every device."""
+        rows = buckets.flatten(-2)
+        blocks = -(-rows.shape[-1] // hashing.BLOCK)
+        words = hashing.words(draw_seeds(rows, rng), torch.arange(blocks, device=rows.device))
+        return hashing.dither(words).flatten(-2)[..., : rows.shape[-1]].reshape(buckets.shape)
+
+    def refine(self, x: Model, request: Packet) -> Packet:
+        """Nothing fails, so there is nothing to add."""
+        raise DecodeError("a QSGD message has no next bits")
+
+    def decode(self, packet: Packet, *, key: Model, refine: Refine | None = None) -> Model:
+        """The levels, whatever the key."""
+        check_fits(packet, self._codec, key)
+        count = -(-packet.dim // packet.unit)
+        symbols = unpack(packet.symbols, packet.bits, count * packet.unit, 1).squeeze(-1)
+        symbols = symbols.unflatten(-1, (count, packet.unit))
+        scales = packet.scales.unflatten(-1, (count, -1 if count else 1))
+        if self.norm == "l2":
+            sign = 1 - 2 * (symbols >> (packet.bits - 1))
+            level = symbols & (2 ** (packet.bits - 1) - 1)
+            values = scales * (sign * level) / (2 ** (packet.bits - 1) - 1)
+        else:
+            low, high = scales[..., :1], scales[..., -1:]
+            values = low + (high - low) * symbols / (2**packet.bits - 1)
+        vector = values.flatten(-2)[..., : packet.dim]
+        return vector.to(packet.dtype).expand(torch.broadcast_shapes(vector.shape, key.shape))
+
+    def noise(self, packet: Packet) -> Tensor:
+        """A sixth of a level squared for each coordinate: the mean of p(1 − p), were p uniform."""
+        if self.norm == "l2":
+            step = packet.scales / self._levels
+        else:
+            step = packet.scales.unflatten(-1, (-1, 2)).diff(dim=-1).squeeze(-1) / self._levels
+        return packet.dim * step.square().mean(dim=-1) / 6

@@ -1,0 +1,96 @@
+"""When a key is too far away: the next bits of the same lattice points, for the blocks that failed.
+
+The result is the one the first message stood for, so that repairs add no bias. The sender needs the vector and the
+request, nothing else. Bits double with every request, until the points are known without any key: a repair always ends.
+Blocks are few; torch serves.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from quafl.codec import hashing
+from quafl.codec.kernels.oracle import checksum, nearest, points
+from quafl.codec.packing import pack, unpack, unpack_groups
+from quafl.codec.rotation import block_count, places, rotate, rotate_back
+from quafl.core.seams import DecodeError, Packet
+
+FULL = 24  # bits that tell a lattice point from all others: |k| < 2^21
+STEP = 2, 16  # least and most bits asked for at once
+
+
+def answer(x: Tensor, request: Packet) -> Packet:
+    """The sender's part: the bits from `request.sent` on of the points in the blocks asked for."""
+    blocks = request.symbols.to(torch.int64)
+    place, inside = places(request.dim, blocks)
+    words = hashing.words(request.seed, blocks)
+    t = rotate(x[place] * inside, hashing.sign(words)) * request.side.reciprocal()
+    k = points(t, hashing.dither(words))
+    total = request.sent + request.bits
+    return replace(
+        request,
+        kind="refinement",
+        symbols=pack((k >> request.sent) & ((1 << request.bits) - 1), request.bits),
+        checks=checksum(k, total, words),
+    )
+
+
+def repair(vector: Tensor, packet: Packet, key: Tensor, failed: Tensor, ask: Callable[[Packet], Packet]) -> None:
+    """The receiver's part: put what the failed blocks ("W", bool) stand for into the vector."""
+    blocks = failed.nonzero().squeeze(-1)
+    layout = packet.symbols.view(hashing.BLOCK // 32, packet.bits, block_count(packet.dim))
+    residues = unpack_groups(layout[..., blocks], packet.bits)
+    sent = packet.bits
+    while len(blocks):
+        more = min(max(sent, STEP[0]), STEP[1], FULL - sent)
+        request = replace(
+            packet,
+            kind="request",
+            sent=sent,
+            bits=more,
+            symbols=blocks.to(torch.int32),
+            checks=packet.checks[:0],
+            exact=packet.exact[:0],
+        )
+        reply = ask(request)
+        _check_reply(reply, request)
+        residues = residues | (unpack(reply.symbols, more, hashing.BLOCK, len(blocks)) << sent)
+        sent += more
+        words = hashing.words(packet.seed, blocks)
+        k, known = _points(residues, sent, packet, key, blocks, words)
+        right = known & (checksum(k, sent, words) == reply.checks)
+        if sent == FULL and not right.all():
+            raise DecodeError(f"blocks {blocks[~right].tolist()[:8]} do not decode even from all their bits")
+        _put(vector, packet, k[:, right], blocks[right], words[:, right])
+        blocks, residues = blocks[~right], residues[:, ~right]
+
+
+def _points(
+    residues: Tensor, sent: int, packet: Packet, key: Tensor, blocks: Tensor, words: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The lattice points as far as the bits tell, and the blocks for which the key is near enough to say so."""
+    if sent == FULL:
+        wrapped = torch.where(residues >= 1 << (FULL - 1), residues - (1 << FULL), residues)
+        return wrapped, torch.ones_like(blocks, dtype=torch.bool)
+    place, inside = places(packet.dim, blocks)
+    t = rotate(key[place] * inside, hashing.sign(words)) * packet.side.reciprocal()
+    k, _, reachable = nearest(residues, sent, t, hashing.dither(words))
+    return k, reachable.all(dim=-2)
+
+
+def _put(vector: Tensor, packet: Packet, k: Tensor, blocks: Tensor, words: Tensor) -> None:
+    """R⁻¹[γ(k − u + ½)] into its places; in double precision, because here no key keeps the numbers small."""
+    place, inside = places(packet.dim, blocks)
+    centers = k.double() - hashing.dither(words).double() + 0.5
+    values = rotate_back(centers, hashing.sign(words).double(), packet.side.double())
+    vector[place[inside]] = values[inside].to(vector.dtype)
+
+
+def _check_reply(reply: Packet, request: Packet) -> None:
+    same = ("codec", "dim", "bits", "sent")
+    if reply.kind != "refinement" or any(getattr(reply, name) != getattr(request, name) for name in same):
+        raise DecodeError(f"asked for bits {request.sent} to {request.sent + request.bits}, got something else")
+    if reply.checks.shape != request.symbols.shape or not torch.equal(reply.seed, request.seed):
+        raise DecodeError(f"asked for {len(request.symbols)} blocks, got {reply.checks.shape[-1]} or another message's")
