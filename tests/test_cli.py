@@ -3,8 +3,10 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -109,11 +111,56 @@ def test_an_earlier_run_is_not_overwritten_unasked(two_curves: Path) -> None:
     assert (two_curves / "quafl" / "rows.csv").read_bytes() == before
 
 
+def test_a_run_that_diverges_ends_with_a_sentence_and_keeps_what_was_finished(tmp_path: Path) -> None:
+    (tmp_path / "two.toml").write_text(
+        """
+        run = { until = 40.0, every = 0.5, seeds = [0] }
+        [curves."Good"]
+        [curves."Bad [/x]"]
+        algorithm = { lr = 1e30 }
+        """
+    )
+    done = call("run", "two.toml", "--out", "out", "-j", "2", cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("quafl: Bad [/x], seed 0: ")
+    assert "did training diverge?; finished seeds are kept" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_interrupted_run_ends_at_once_and_keeps_what_was_finished(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "quafl.cli", "run", "demo", "--out", "out", "--set", "run.until=100000", "-j", "2"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_for(tmp_path / "out" / "quafl" / "settings.toml")
+    process.send_signal(signal.SIGINT)  # to the parent alone: its workers have to be told
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert error.strip() == "quafl: interrupted; the seeds that were finished are kept"
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} did not appear"
+        time.sleep(0.1)
+
+
+def test_curves_whose_folders_would_be_the_same_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "two.toml").write_text('[curves."b = 4"]\n[curves."B (4)"]\n')
+    done = call("run", "two.toml", "--out", "out", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("quafl: two curves would share the folder out/b-4; give them labels")
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         (["run", "demo", "--out", "x", "--set", "codec.bits=99"], "quafl: codec.bits = 99: must be from 1 to 16"),
         (["run", "nothing.toml", "--out", "x"], "quafl: cannot read settings 'nothing.toml'"),
+        (
+            ["run", "demo", "--out", "x", "--set", "clients.count=2000"],
+            "quafl: clients.count = 2000: must be at most 500",
+        ),
         (["report", "nowhere"], "quafl: no finished run in nowhere"),
     ],
 )

@@ -21,7 +21,7 @@ OWN = {
 }
 FOREIGN = {
     "core": {"torch"},
-    "codec": {"torch", "numpy"},
+    "codec": {"torch", "numpy", "triton"},
     "tasks": {"torch", "sklearn"},
     "record": {"torch", "numpy", "matplotlib", "tomli_w"},
     "sim": {"torch"},

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from itertools import pairwise
-from math import inf
+from math import inf, isnan
 
 import pytest
 import torch
@@ -188,13 +188,57 @@ def test_mean_trajectory_follows_the_exact_linear_recursion(codec: Lattice | Non
 def test_a_yielded_state_is_all_the_server_needs_to_go_on() -> None:
     def fresh() -> World:
         task = Quadratic(torch.ones(D), scattered(6), noise=0.1)
-        return world(task, 6, QuAFL(sampled=3, weighted=True, wait=2.0), codec=Lattice(bits=4))
+        speeds = Constant(torch.tensor([0.4, 0.5, 0.7, 1.0, 1.5, 2.0]))
+        return world(task, 6, QuAFL(sampled=3, weighted=True, wait=2.0), codec=Lattice(bits=4), speeds=speeds)
 
-    straight = fresh().rounds(12)
+    straight = fresh().rounds(30)
     w = fresh()
-    first = w.rounds(7)
-    resumed = first + w.rounds(5, first[-1])  # a new iterator, from the last state alone
+    first = w.rounds(20)
+    assert not first[-1].extra["speeds"].isnan().all()
+    resumed = first + w.rounds(10, first[-1])  # a new iterator, from the last state alone
     assert all(torch.equal(a.model, b.model) for a, b in zip(straight, resumed, strict=True))
+
+
+def test_each_side_decodes_with_its_own_model_as_the_key() -> None:
+    """Models far from the origin but near each other: only the right keys decode without a repair."""
+    task = Quadratic(torch.ones(D), 1000 + scattered(6), start=1000 + torch.zeros(D))
+    w = world(task, 6, QuAFL(sampled=3, wait=2.0), codec=Lattice(bits=8), lr=0.1)
+    w.rounds(20)
+    assert w.fleet.totals.refined <= 6
+
+
+def test_the_server_expects_the_distances_measured_and_its_own_step() -> None:
+    w = world(still(2), 2, QuAFL(sampled=2), speeds=NEVER)
+    w.fleet.clients.base.copy_(torch.stack((torch.full((D,), 3.0), torch.full((D,), 4.0))))
+    state = w.rounds(1)[0]
+    measured, step = (9 + 16) * D / 2, (7 / 3) ** 2 * D
+    assert state.distance == pytest.approx((measured + step) ** 0.5)
+
+
+def test_a_speed_is_told_after_five_contacts() -> None:
+    w = world(Quadratic(torch.ones(1), torch.zeros(1, 1)), 1, QuAFL(sampled=1, weighted=True, wait=2.0))
+    told = [state.extra["speeds"].item() for state in w.rounds(6)]
+    assert [isnan(speed) for speed in told] == [True] * 4 + [False] * 2
+    assert told[-1] == 2.0
+
+
+def test_steps_go_on_with_new_batches_after_a_contact() -> None:
+    asked: list[int] = []
+
+    class Listening(Quadratic):
+        def batch(self, client: int, step: int) -> tuple[int, Tensor]:
+            asked.append(step)
+            return super().batch(client, step)
+
+    world(Listening(torch.ones(1), torch.zeros(1, 1)), 1, QuAFL(sampled=1, wait=3.0)).rounds(3)
+    assert asked == list(range(9))
+
+
+def test_buffers_are_averaged_like_models_and_never_damped() -> None:
+    state = replace(client(expected_steps=2.0, contacts=9), buffers=torch.tensor([[8.0]]))
+    note = Note(round=0, sampled=3, slowest=1.0)
+    adopted = QuAFL(sampled=3, weighted=True).adopt(state, torch.tensor([[2.0]]), torch.tensor([[4.0]]), note)
+    assert adopted.buffers.item() == 4 / 4 + 3 / 4 * 8
 
 
 def test_quafl_finds_the_minimum_of_heterogeneous_quadratics() -> None:

@@ -1,5 +1,6 @@
 """What the report says, on rows made by hand, and that a real browser shows it."""
 
+import json
 import shutil
 import subprocess
 from dataclasses import replace
@@ -7,12 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tomli_w
+import torch
 from matplotlib import image
 from matplotlib.colors import to_rgb
 
+from quafl.core.seams import ServerState, Totals
 from quafl.record.plots import COLOURS
 from quafl.record.report import page, table
-from quafl.record.rows import Row, by_seed, read_rows, write_rows
+from quafl.record.rows import Row, by_seed, make_row, read_rows, write_rows
 from quafl.record.summary import Curve, RecordError, final, ranked, read_curves, time_to_target, verdict
 
 VERSIONS = {"quafl": "0", "platform": "a test", "date": "2024-01-01"}
@@ -37,7 +41,8 @@ def row(seed: int, time: float, accuracy: float) -> Row:
 def curve(label: str, *seeds: list[float], target: float = 0.8) -> Curve:
     """Accuracies at times 0, 10, 20, …"""
     rows = [row(seed, 10.0 * i, value) for seed, values in enumerate(seeds) for i, value in enumerate(values)]
-    return Curve(label, by_seed(rows), {"label": label, "run": {"target": target}, "clients": {"count": 20}}, VERSIONS)
+    run = {"target": target, "metric": "accuracy", "lower_is_better": False, "seeds": list(range(len(seeds)))}
+    return Curve(label, by_seed(rows), {"label": label, "run": run, "clients": {"count": 20}}, VERSIONS)
 
 
 QUICK = curve("QuAFL", [0.1, 0.8, 0.9], [0.1, 0.7, 0.95])
@@ -67,6 +72,22 @@ def test_the_verdict_is_not_always_quafl() -> None:
     assert verdict(hopeless) == "No algorithm reached accuracy 0.8 with every seed."
 
 
+def test_lower_is_better_where_the_settings_say_so_and_for_the_loss() -> None:
+    distance = curve("QuAFL", [4.0, 0.9, 0.5], [4.0, 3.0, 0.7])
+    settings = {**distance.settings, "run": {**distance.settings["run"], "lower_is_better": True}}
+    assert time_to_target(replace(distance, settings=settings)).values == (20.0, 20.0)
+    settings = {**QUICK.settings, "run": {**QUICK.settings["run"], "metric": "no such column", "target": 1.3}}
+    assert replace(QUICK, settings=settings).metric == "loss"
+    assert time_to_target(replace(QUICK, settings=settings)).values == (10.0, 10.0)  # 2 − accuracy ≤ 1.3
+
+
+def test_seeds_that_are_missing_count_as_never(tmp_path: Path) -> None:
+    settings = {**QUICK.settings, "run": {**QUICK.settings["run"], "seeds": [0, 1, 2]}}
+    interrupted = replace(QUICK, settings=settings)
+    assert table([interrupted])[1][0][2] == "15 ± 7 (2/3)"
+    assert verdict([interrupted, SLOW]).startswith("First at accuracy 0.8 per simulated time: FedAvg")
+
+
 def test_the_table_shows_mean_spread_and_seeds_that_never_arrived() -> None:
     headings, lines = table([QUICK, NEVER])
     assert headings[:3] == ["", "final accuracy", "time to 0.8"]
@@ -81,10 +102,48 @@ def test_rows_survive_the_disk(tmp_path: Path) -> None:
     assert read_rows(tmp_path / "rows.csv") == rows
 
 
-def test_an_incomplete_folder_is_named(tmp_path: Path) -> None:
-    write_rows(tmp_path / "rows.csv", [row(0, 0.0, 0.5)])
+def save(folder: Path, saved: Curve) -> None:
+    folder.mkdir()
+    write_rows(folder / "rows.csv", [row for rows in saved.seeds.values() for row in rows])
+    (folder / "settings.toml").write_text(tomli_w.dumps(saved.settings))
+    (folder / "versions.json").write_text(json.dumps(saved.versions))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("settings.toml", None),
+        ("settings.toml", "label = 'x'"),
+        ("versions.json", "{"),
+        ("rows.csv", "seed,time\n"),
+        ("rows.csv", "seed,time,accuracy\n0,0.0\n"),
+    ],
+)
+def test_an_incomplete_folder_is_named(tmp_path: Path, name: str, content: str | None) -> None:
+    save(tmp_path / "run", QUICK)
+    (tmp_path / "run" / name).unlink() if content is None else (tmp_path / "run" / name).write_text(content)
     with pytest.raises(RecordError, match="does not hold a complete run"):
         read_curves([tmp_path])
+
+
+def test_folders_are_read_once_and_labels_that_repeat_are_told_apart(tmp_path: Path) -> None:
+    save(tmp_path / "a", QUICK)
+    save(tmp_path / "b", QUICK)
+    labels = [c.label for c in read_curves([tmp_path, tmp_path / "a"])]
+    assert labels == [f"QuAFL ({tmp_path.name}/a)", f"QuAFL ({tmp_path.name}/b)"]
+
+
+def test_runs_with_different_targets_are_not_compared(tmp_path: Path) -> None:
+    save(tmp_path / "a", QUICK)
+    save(tmp_path / "b", curve("FedAvg", [0.1], target=0.5))
+    with pytest.raises(RecordError, match="different targets"):
+        read_curves([tmp_path])
+
+
+def test_a_metric_may_not_be_called_like_a_column() -> None:
+    state = ServerState(torch.zeros(1), torch.empty(0))
+    with pytest.raises(ValueError, match="a metric is called 'time'"):
+        make_row(0, 0.0, state, Totals(), {"loss": 1.0, "time": 2.0})
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Chromium (Debian package chromium)")

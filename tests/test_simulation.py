@@ -9,6 +9,7 @@ import quafl
 from quafl.codec import QSGD, Identity, Lattice, wire
 from quafl.core import FedAvg, QuAFL
 from quafl.core.randomness import Generators
+from quafl.core.seams import HEADER_BYTES, Codecs
 from quafl.sim.clock import VirtualClock
 from quafl.sim.speeds import Constant, Exponential, fast_and_slow
 from quafl.tasks import Quadratic, Supervised, digits, partition
@@ -98,13 +99,55 @@ def test_fedavg_equals_a_hand_computation() -> None:
         torch.testing.assert_close(state.model, x)
 
 
-def test_fedavg_drops_who_does_not_answer_in_time() -> None:
-    speeds = Constant(torch.tensor([1.0, 1.0, 100.0]))
+def test_fedavg_drops_who_does_not_answer_in_time_for_good() -> None:
+    """Client 2 takes longer than two rounds: what it sends in the third is too late for the first."""
+    speeds = Constant(torch.tensor([1.0, 1.0, 12.0]))
     task = flat_task(3)
     w = world(task, 3, FedAvg(sampled=3, local_steps=1, patience=5.0), speeds=speeds, lr=1.0)
-    state = w.rounds(1)[0]
-    torch.testing.assert_close(state.model, task.centers[:2].mean(dim=0))  # a step of η·a = 1 leads to c_i
-    assert w.clock.now() == 5.0
+    for state in w.rounds(6):
+        torch.testing.assert_close(state.model, task.centers[:2].mean(dim=0))  # a step of η·a = 1 leads to c_i
+    assert w.clock.now() == 5.0 * 6
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4])
+def test_fedavg_goes_through_the_lattice_with_few_repairs(bits: int) -> None:
+    """A FedAvg client stands on what it has heard: the downlink's noise adds to its distance from the server."""
+    n = 8
+    w = world(flat_task(n, dim=2048), n, FedAvg(sampled=n, local_steps=3), codec=Lattice(bits=bits), lr=0.1)
+    w.rounds(40)
+    assert w.fleet.totals.refined <= 0.05 * 2 * w.fleet.totals.contacts + n
+
+
+def test_contacts_that_are_all_lost_take_as_long_as_an_exchange() -> None:
+    w = world(flat_task(4), 4, QuAFL(sampled=2), latency=1.25, unreachable=1.0)
+    w.rounds(8)
+    assert (w.clock.now(), w.fleet.totals.contacts) == (8 * 1.25, 0)
+
+
+def test_time_that_stands_still_is_noticed() -> None:
+    with pytest.raises(ValueError, match="a round took no simulated time"):
+        small_run(0, world=quafl.World(latency_at_32_bits=0.0))
+
+
+@pytest.mark.parametrize("until", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_horizon_that_is_none_is_refused(until: float) -> None:
+    with pytest.raises(ValueError, match="must be positive"):
+        small_run(0, until=until)
+
+
+@pytest.mark.parametrize("wrong", [{"sampled": 0}, {"local_steps": 0}])
+@pytest.mark.parametrize("algorithm", [QuAFL, FedAvg])
+def test_counts_below_one_are_refused(algorithm: type[QuAFL] | type[FedAvg], wrong: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="is 0, must be at least 1"):
+        algorithm(**wrong)
+
+
+def test_the_interaction_time_shrinks_with_the_bits() -> None:
+    def latency(bits: int) -> float:
+        codec = Identity() if bits == 32 else Lattice(bits=bits)
+        return quafl.World().latency(Codecs(up=codec, down=codec))
+
+    assert (latency(32), latency(14), latency(4)) == (10.0, 10 * 14 / 32, 1.25)
 
 
 def test_the_baseline_is_gradient_descent_at_the_speed_of_one_slow_node() -> None:
@@ -132,13 +175,18 @@ def test_bytes_counted_are_the_bytes_of_the_messages(algorithm: QuAFL | FedAvg) 
         assert w.fleet.totals.up == w.fleet.totals.down == 5 * 3 * len(message)
 
 
-def test_messages_that_do_not_decode_are_repaired_and_counted() -> None:
-    fine = Lattice(bits=2, resolution=1e-4)
-    w = world(flat_task(4, dim=50), 4, QuAFL(sampled=2, wait=3.0), codec=fine, lr=0.3)
-    exact = world(flat_task(4, dim=50), 4, QuAFL(sampled=2, wait=3.0), lr=0.3)
-    state, expected = w.rounds(6)[-1], exact.rounds(6)[-1]
-    assert w.fleet.totals.refined > 5
-    torch.testing.assert_close(state.model, expected.model, atol=1e-3, rtol=0)
+def test_messages_that_do_not_decode_are_refined_and_counted_in_their_direction() -> None:
+    """The clients' first answers are far from the server's model for so small a side, its own first message is not."""
+    fine = Lattice(bits=4, resolution=1e-4)
+    w = world(flat_task(4, dim=50), 4, QuAFL(sampled=4, wait=3.0), codec=fine, lr=0.3)
+    exact = world(flat_task(4, dim=50), 4, QuAFL(sampled=4, wait=3.0), lr=0.3)
+    first, expected = w.rounds(1)[0], exact.rounds(1)[0]
+    torch.testing.assert_close(first.model, expected.model, atol=1e-3, rtol=0)
+    assert w.fleet.totals.refined == 4
+    message, request = HEADER_BYTES + 4 * (32 * 4 + 1), HEADER_BYTES + 4
+    refinements = [HEADER_BYTES + 4 * (32 * bits + 1) for bits in (4, 8)]  # to 8 bits, and to 16
+    assert w.fleet.totals.up == 4 * (message + sum(refinements))
+    assert w.fleet.totals.down == 4 * (message + 2 * request)
 
 
 def test_the_lattice_follows_the_models_as_they_come_together() -> None:
@@ -154,22 +202,30 @@ def test_the_lattice_follows_the_models_as_they_come_together() -> None:
     assert w.fleet.totals.refined <= 0.02 * 2 * w.fleet.totals.contacts + 4  # four for the start
 
 
-def small_run(seed: int) -> quafl.Result:
+def small_run(
+    seed: int,
+    until: float = 60.0,
+    evaluations: int = 6,
+    dropout: float = 0.0,
+    world: quafl.World = quafl.World(),  # noqa: B008
+) -> quafl.Result:
     torch.manual_seed(0)
     return quafl.simulate(
-        model=nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10)),
+        model=nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Dropout(dropout), nn.Linear(16, 10)),
+        world=world,
         clients=partition.iid(digits().train, 10),
         test=digits().test,
         algorithm=QuAFL(sampled=3, local_steps=4),
         optimizer=quafl.sgd(0.5),
-        until=60.0,
-        evaluations=6,
+        until=until,
+        evaluations=evaluations,
         seed=seed,
     )
 
 
-def test_the_same_seed_gives_the_same_run_bit_for_bit() -> None:
-    first, second, other = small_run(5), small_run(5), small_run(6)
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_the_same_seed_gives_the_same_run_bit_for_bit(dropout: float) -> None:
+    first, second, other = (small_run(seed, dropout=dropout) for seed in (5, 5, 6))
     assert first.rows == second.rows != other.rows
     for name, tensor in first.model.state_dict().items():
         assert torch.equal(tensor, second.model.state_dict()[name])
@@ -190,6 +246,8 @@ def test_rows_are_taken_at_equal_times_up_to_the_horizon() -> None:
     assert rows[0]["round"] == 0
     assert [row["time"] // 10 for row in rows] == [0, 1, 2, 3, 4, 5, 6]
     assert rows[-1]["time"] <= 60
+    short = small_run(0, until=1.3, evaluations=1).rows  # one round of 1.25, before an evaluation is due
+    assert [row["round"] for row in short] == [0, 1]
     assert rows[-1]["accuracy"] > rows[0]["accuracy"] + 0.2
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, NoReturn
 import typer
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -32,15 +33,17 @@ def _one_sentence() -> Iterator[None]:
     """Bad input ends with a sentence and exit code 2, not with a traceback."""
     try:
         yield
-    except (SettingsError, RecordError) as error:
+    except (SettingsError, RecordError, runner.RunError) as error:
         _complain(str(error))
     except OSError as error:
         _complain(f"{error.filename}: {error.strerror}")
+    except KeyboardInterrupt:
+        _complain("interrupted; the seeds that were finished are kept", code=130)
 
 
-def _complain(sentence: str) -> NoReturn:
+def _complain(sentence: str, code: int = 2) -> NoReturn:
     Console(stderr=True, soft_wrap=True).print(f"quafl: {sentence}", style="red", markup=False, highlight=False)
-    raise typer.Exit(2) from None
+    raise typer.Exit(code) from None
 
 
 def _show_version(wanted: bool) -> None:
@@ -52,7 +55,7 @@ def _show_version(wanted: bool) -> None:
 @app.callback(
     epilog="Examples:\n\n"
     "  quafl run demo --out runs/demo\n\n"
-    "  quafl run demo --out runs/one --set run.seeds=[7] --set algorithm.local_steps=10\n\n"
+    "  quafl run demo --out runs/one --set run.seeds=[7] --set curves.FedAvg.algorithm.lr=0.2\n\n"
     "  quafl run my.toml --out runs/mine\n\n"
     "  quafl report runs/demo runs/mine --out report.html"
 )
@@ -80,7 +83,10 @@ def run(
         curves = load(source, set_ or [])
         folders = runner.prepare(curves, out, overwrite=overwrite)
         with _progress() as progress:
-            bars = {c.label: progress.add_task(c.label, total=c.run.until * len(c.run.seeds), best="") for c in curves}
+            bars = {
+                c.label: progress.add_task(escape(c.label), total=c.run.until * len(c.run.seeds), best="")
+                for c in curves
+            }
             seen: dict[tuple[str, int], float] = {}
 
             def on_row(job: runner.Job, row: Row) -> None:
@@ -121,6 +127,8 @@ def _latest(row: Row) -> str:
 
 def _conclude(curves: list[Curve], page: Path) -> None:
     """The closing table, who came first, and the page."""
+    if page.suffix == ".png":
+        raise RecordError(f"--out is {page}, which is where the picture beside the page goes; name it .html")
     curves = ranked(curves)
     headings, lines = reporting.table(curves)
     table = Table(
@@ -129,9 +137,9 @@ def _conclude(curves: list[Curve], page: Path) -> None:
     for number, heading in enumerate(headings[: 1 + reporting.BRIEF]):
         table.add_column(heading, justify="right" if number else "left", no_wrap=True)
     for cells in lines:
-        table.add_row(*cells[: 1 + reporting.BRIEF])
+        table.add_row(*map(escape, cells[: 1 + reporting.BRIEF]))
     console.print(table)
-    console.print(verdict(curves), highlight=False)
+    console.print(verdict(curves), markup=False, highlight=False)
     with write_atomically(page) as stream:
         stream.write(reporting.page(curves))
     picture = page.with_suffix(".png")

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
-from multiprocessing.queues import SimpleQueue
 from pathlib import Path
+from queue import Queue
 
 import safetensors.torch
 import torch
@@ -26,6 +26,10 @@ from quafl.settings import Settings
 from quafl.sim import trajectory
 
 SETTINGS, ROWS, VERSIONS = "settings.toml", "rows.csv", "versions.json"
+
+
+class RunError(Exception):
+    """A run that could not go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +69,14 @@ class RunFolder:
 def prepare(curves: Sequence[Settings], out: Path, *, overwrite: bool) -> list[RunFolder]:
     """A run folder per curve: `out` itself for a single one, folders in it for several."""
     folders = [RunFolder(out / _slug(curve.label) if len(curves) > 1 else out, curve) for curve in curves]
-    taken = [folder.path for folder in folders if (folder.path / SETTINGS).exists()]
-    if taken and not overwrite:
-        raise RecordError(f"{taken[0]} already holds a run; choose another --out, or add --overwrite to replace it")
+    paths = [folder.path for folder in folders]
+    alike = next((path for path in paths if paths.count(path) > 1), None)
+    if alike is not None:
+        raise RecordError(
+            f"two curves would share the folder {alike}; give them labels that differ in letters or digits"
+        )
+    if out.is_dir() and any(out.rglob(SETTINGS)) and not overwrite:
+        raise RecordError(f"{out} already holds a run; choose another --out, or add --overwrite to replace it")
     for folder in folders:
         folder.begin()
     return folders
@@ -121,14 +130,15 @@ def _finished(
 ) -> Iterator[tuple[RunFolder, Job, list[Row], dict[str, Tensor]]]:
     """The jobs as they end, with what they computed. Each computes in one thread: with the same seed, the same bits."""
     if processes == 1:
-        with _one_thread():
-            for folder, job in jobs:
-                yield folder, job, *compute(job, partial(on_row, job))
+        for folder, job in jobs:
+            with _one_thread(), _named(job):
+                finished = compute(job, partial(on_row, job))
+            yield folder, job, *finished
         return
     context = multiprocessing.get_context("spawn")  # a process with threads cannot be forked safely
-    news: SimpleQueue[tuple[int, Row]] = context.SimpleQueue()
-    with ProcessPoolExecutor(processes, mp_context=context, initializer=_begin, initargs=(news,)) as pool:
-        running = {pool.submit(_compute_and_tell, number, job): jobs[number] for number, (_, job) in enumerate(jobs)}
+    with context.Manager() as manager, ProcessPoolExecutor(processes, mp_context=context) as pool:
+        news, bystanders = manager.Queue(), set(multiprocessing.active_children())
+        running = {pool.submit(_compute_and_tell, news, number, job): number for number, (_, job) in enumerate(jobs)}
         try:
             while running:
                 done, _ = wait(running, timeout=0.1, return_when=FIRST_COMPLETED)
@@ -136,29 +146,35 @@ def _finished(
                     number, row = news.get()
                     on_row(jobs[number][1], row)
                 for future in done:
-                    folder, job = running.pop(future)
-                    yield folder, job, *future.result()
+                    folder, job = jobs[running.pop(future)]
+                    with _named(job):
+                        finished = future.result()
+                    yield folder, job, *finished
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
+            for worker in set(multiprocessing.active_children()) - bystanders:  # nobody will read what they compute
+                worker.terminate()
             raise
+
+
+def _compute_and_tell(news: "Queue[tuple[int, Row]]", number: int, job: Job) -> tuple[list[Row], dict[str, Tensor]]:
+    with _one_thread():
+        return compute(job, lambda row: news.put((number, row)))
 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
-_news: SimpleQueue[tuple[int, Row]]  # of a worker process: the way back for its rows
-
-
-def _begin(news: SimpleQueue[tuple[int, Row]]) -> None:
-    global _news  # noqa: PLW0603  # a pool hands a queue to its workers only when they start
-    _news = news
-    torch.set_num_threads(1)
-
-
-def _compute_and_tell(number: int, job: Job) -> tuple[list[Row], dict[str, Tensor]]:
-    return compute(job, lambda row: _news.put((number, row)))
+@contextmanager
+def _named(job: Job) -> Iterator[None]:
+    """Say whose run it was that could not go on."""
+    try:
+        yield
+    except ValueError as error:
+        raise RunError(f"{job.settings.label}, seed {job.seed}: {error}; finished seeds are kept") from error

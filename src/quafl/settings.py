@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 import tomli_w
 import torch
@@ -43,6 +43,7 @@ class DigitsTask(Section):
     """scikit-learn's handwritten digits and a two-layer network."""
 
     name: Literal["digits"] = "digits"
+    most_clients: ClassVar[int] = 500
     hidden: int = Field(default=64, ge=1)
     batch: int = Field(default=16, ge=1)
     partition: Literal["iid", "by label"] = "iid"
@@ -64,6 +65,7 @@ class QuadraticTask(Section):
     """A problem with a known answer; the clients' minima are normally distributed around one another."""
 
     name: Literal["quadratic"]
+    most_clients: ClassVar[int] = 1_000_000
     dim: int = Field(default=100, ge=1)
     smoothness: Positive = 1.0  # largest curvature
     condition: float = Field(default=10.0, ge=1, allow_inf_nan=False)  # largest over smallest curvature
@@ -169,7 +171,9 @@ class Run(Section):
     until: Positive = 1000.0  # simulated time
     every: Positive = 10.0  # simulated time between evaluations
     seeds: list[int] = Field(default=[0, 1, 2], min_length=1)
-    target: Share = 0.9  # accuracy, for "time to"
+    metric: str = "accuracy"  # for "time to"; the loss where a task does not have it
+    target: float = Field(default=0.9, allow_inf_nan=False)
+    lower_is_better: bool = False  # of the metric; of the loss it always is
     potential: bool = False  # record Φ_t
 
     @field_validator("seeds")
@@ -196,6 +200,11 @@ class Settings(Section):
             raise ValueError(
                 f"algorithm.sampled = {self.algorithm.sampled}: must be at most clients.count = {self.clients.count}"
             )
+        if self.clients.count > self.task.most_clients:
+            raise ValueError(
+                f"clients.count = {self.clients.count}: must be at most {self.task.most_clients}, "
+                f"or some would have no data of task {self.task.name!r}"
+            )
         return self
 
     def to_toml(self) -> str:
@@ -212,8 +221,13 @@ def load(source: str, overrides: Sequence[str] = ()) -> list[Settings]:
     changes: Raw = {}
     for override in overrides:
         changes = _merge(changes, _parse_override(override))
-    named = {label: {"label": label, **curve} for label, curve in curves.items()} or {raw.get("label"): {}}
-    return [_validate(_merge(_merge(raw, curve), changes)) for curve in named.values()]
+    curves = _merge(curves, changes.pop("curves", {}))
+    if not curves:
+        return [_validate(_merge(raw, changes))]
+    return [
+        _validate(_merge(_merge({**raw, "label": label}, curve), changes), f" (in curve {label!r})")
+        for label, curve in curves.items()
+    ]
 
 
 def builtin() -> list[str]:
@@ -265,12 +279,12 @@ def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Raw:
     return merged
 
 
-def _validate(raw: Raw) -> Settings:
+def _validate(raw: Raw, where: str = "") -> Settings:
     defaults = {"task": {"name": "digits"}, "algorithm": {"name": "quafl"}}
     try:
         return Settings.model_validate(_merge(defaults, raw))
     except ValidationError as error:
-        raise SettingsError(_sentence(error.errors()[0])) from None
+        raise SettingsError(_sentence(error.errors()[0]) + where) from None
 
 
 def _sentence(error: ErrorDetails) -> str:

@@ -1,6 +1,6 @@
 """A counter-based hash: the same 32 random bits for (seed, block, row) on every device, without any state.
 
-One word a coordinate serves three uses: its top bit is the rotation's sign, its low 24 bits are the dither, and the
+One word a coordinate serves three uses: its top bit is the rotation's sign, the 24 bits below are the dither, and the
 whole word, made odd, is the weight in the block's checksum.
 """
 
@@ -20,10 +20,16 @@ def _shift_right(word: Tensor, by: int) -> Tensor:
     return (word >> by) & ((1 << (32 - by)) - 1)
 
 
-def _mix(word: Tensor) -> Tensor:
-    """lowbias32 (Wellons, hash-prospector): a bijection of 32-bit words with nearly ideal avalanche."""
+def _stir(word: Tensor) -> Tensor:
+    """lowbias32 (Wellons, hash-prospector), a bijection with nearly ideal avalanche, up to its last multiplication: the
+    upper bits, which are the ones used, need no more."""
     word = (word ^ _shift_right(word, 16)) * _int32(0x7FEB352D)
-    word = (word ^ _shift_right(word, 15)) * _int32(0x846CA68B)
+    return (word ^ _shift_right(word, 15)) * _int32(0x846CA68B)
+
+
+def _mix(word: Tensor) -> Tensor:
+    """lowbias32 whole."""
+    word = _stir(word)
     return word ^ _shift_right(word, 16)
 
 
@@ -33,7 +39,7 @@ def words(seed: Tensor, blocks: Tensor) -> Tensor:
     key = _mix(low) ^ _mix(high + _int32(_GOLDEN))
     row = torch.arange(BLOCK, dtype=torch.int32, device=seed.device)
     block_key = _mix(key.unsqueeze(-1) + blocks.to(torch.int32) * _int32(_GOLDEN))
-    return _mix(block_key.unsqueeze(-2) + (row * _int32(_GOLDEN)).unsqueeze(-1))
+    return _stir(block_key.unsqueeze(-2) + (row * _int32(_GOLDEN)).unsqueeze(-1))
 
 
 def sign(word: Tensor) -> Tensor:
@@ -42,8 +48,8 @@ def sign(word: Tensor) -> Tensor:
 
 
 def dither(word: Tensor) -> Tensor:
-    """u ∈ [0, 1) from the low 24 bits, exact in float32."""
-    return (word & 0xFFFFFF).to(torch.float32) * 2.0**-24
+    """u ∈ [0, 1) from the 24 bits below the top one, exact in float32."""
+    return ((word >> 7) & 0xFFFFFF).to(torch.float32) * 2.0**-24
 
 
 def weight(word: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ class Identity:
     ) -> Packet:
         """x itself."""
         check_finite(x)
-        symbols = x.to(torch.float32).contiguous().view(torch.int32)
+        symbols = x.to(torch.float32, copy=True).contiguous().view(torch.int32)
         return make_packet(x, IDENTITY, self.bits, 0, symbols, exact=exact)
 
     def refine(self, x: Model, request: Packet) -> Packet:

@@ -76,11 +76,12 @@ class Lattice:
             return torch.full(x.shape[:-1], self.resolution, device=x.device)
         if distance is None:
             raise ValueError("encode needs a distance, or a Lattice with a fixed resolution")
-        deviation = torch.as_tensor(distance, dtype=torch.float32, device=x.device) * max(x.shape[-1], 1) ** -0.5
-        side = (2 * self.spread * deviation / (2**self.bits - 1)).expand(x.shape[:-1])
-        if not (side.isfinite() & (side >= 0)).all():
-            raise ValueError(f"distance is {distance}, must be finite and not negative")
-        return side.clamp(min=SMALLEST_SIDE)
+        far = torch.as_tensor(distance, dtype=torch.float32, device=x.device)
+        if not (far.isfinite() & (far >= 0)).all():
+            raise ValueError(f"distance is {float(far.max())}, must be finite and not negative; did training diverge?")
+        deviation = far * max(x.shape[-1], 1) ** -0.5
+        side: Tensor = (2 * self.spread * deviation / ((1 << self.bits) - 1)).clamp(min=SMALLEST_SIDE)
+        return side.expand(x.shape[:-1])
 
     def refine(self, x: Model, request: Packet) -> Packet:
         """The next bits of the same lattice points, in the blocks asked for."""

@@ -21,6 +21,8 @@ def make_packet(
 ) -> Packet:
     """A first message about x; what a codec does not use stays empty."""
     rows = x.shape[:-1]
+    if exact is not None and not exact.isfinite().all():
+        raise ValueError("the full-precision values have NaN or infinite ones among them; did training diverge?")
     nothing = torch.empty((*rows, 0), device=x.device)
     return Packet(
         codec=codec,

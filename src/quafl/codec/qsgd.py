@@ -45,7 +45,7 @@ class QSGD:
 
     @property
     def _levels(self) -> int:
-        return 2 ** (self.bits - 1) - 1 if self.norm == "l2" else 2**self.bits - 1
+        return (1 << (self.bits - 1 if self.norm == "l2" else self.bits)) - 1
 
     def encode(
         self, x: Model, rng: torch.Generator, *, distance: Tensor | float | None = None, exact: Tensor | None = None
@@ -86,19 +86,22 @@ class QSGD:
     def decode(self, packet: Packet, *, key: Model, refine: Refine | None = None) -> Model:
         """The levels, whatever the key."""
         check_fits(packet, self._codec, key)
+        if packet.bits != self.bits:
+            raise DecodeError(f"packet has {packet.bits} bits, expected {self.bits}; do both ends agree?")
         count = -(-packet.dim // packet.unit)
         symbols = unpack(packet.symbols, packet.bits, count * packet.unit, 1).squeeze(-1)
         symbols = symbols.unflatten(-1, (count, packet.unit))
         scales = packet.scales.unflatten(-1, (count, -1 if count else 1))
         if self.norm == "l2":
             sign = 1 - 2 * (symbols >> (packet.bits - 1))
-            level = symbols & (2 ** (packet.bits - 1) - 1)
-            values = scales * (sign * level) / (2 ** (packet.bits - 1) - 1)
+            values = scales * (sign * (symbols & self._levels)) / self._levels
         else:
             low, high = scales[..., :1], scales[..., -1:]
-            values = low + (high - low) * symbols / (2**packet.bits - 1)
+            values = low + (high - low) * symbols / self._levels
         vector = values.flatten(-2)[..., : packet.dim]
-        return vector.to(packet.dtype).expand(torch.broadcast_shapes(vector.shape, key.shape))
+        shape = torch.broadcast_shapes(vector.shape, key.shape)
+        result: Tensor = vector.to(packet.dtype).expand(shape)
+        return result
 
     def noise(self, packet: Packet) -> Tensor:
         """A sixth of a level squared for each coordinate: the mean of p(1 − p), were p uniform."""
@@ -106,4 +109,5 @@ class QSGD:
             step = packet.scales / self._levels
         else:
             step = packet.scales.unflatten(-1, (-1, 2)).diff(dim=-1).squeeze(-1) / self._levels
-        return packet.dim * step.square().mean(dim=-1) / 6
+        squares: Tensor = step.square().mean(dim=-1)
+        return packet.dim * squares / 6

@@ -15,14 +15,16 @@ _DISTANCES = [1 << stage for stage in range(10)]
 
 
 def block_count(dim: int) -> int:
-    """W = ⌈d/1024⌉."""
-    return -(-dim // BLOCK)
+    """W = ⌈d/1024⌉; from 4096 on rounded up to a multiple of 16, so that rows of blocks begin with a cache line."""
+    blocks = -(-dim // BLOCK)
+    return blocks if blocks < 4096 else -(-blocks // 16) * 16
 
 
 def to_blocks(x: Tensor) -> Tensor:
     """A vector "... d" as blocks "... 1024 W", padded with zeros."""
     blocks = block_count(x.shape[-1])
-    return torch.nn.functional.pad(x, (0, BLOCK * blocks - x.shape[-1])).unflatten(-1, (BLOCK, blocks))
+    padded = torch.nn.functional.pad(x, (0, BLOCK * blocks - x.shape[-1]))
+    return padded.reshape(*x.shape[:-1], BLOCK, blocks)
 
 
 def places(dim: int, blocks: Tensor) -> tuple[Tensor, Tensor]:

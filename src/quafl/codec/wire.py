@@ -15,6 +15,7 @@ from quafl.codec.identity import IDENTITY, Identity
 from quafl.codec.lattice import LATTICE
 from quafl.codec.qsgd import QSGD_L2, QSGD_MINMAX
 from quafl.codec.refinement import FULL
+from quafl.codec.rotation import block_count
 from quafl.core.seams import HEADER_BYTES, Packet, WireError
 
 MAGIC = b"QAFL"
@@ -171,16 +172,14 @@ def _check_lattice(head: _Header, kind: str) -> _Layout:
 
 
 def _blocks(head: _Header) -> int:
-    return -(-head.dim // head.unit)
+    return block_count(head.dim) if head.codec == LATTICE else -(-head.dim // head.unit)
 
 
 def _block_count(packet: Packet) -> int:
     """Of the blocks that a message is about."""
     if packet.kind == "request":
         return packet.symbols.shape[-1]
-    if packet.kind == "refinement":
-        return packet.checks.shape[-1]
-    return -(-packet.dim // packet.unit) if packet.unit else 0
+    return packet.checks.shape[-1] or (-(-packet.dim // packet.unit) if packet.unit else 0)
 
 
 def _finite(words: Tensor) -> bool:

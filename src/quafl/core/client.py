@@ -84,12 +84,14 @@ def contact(
     distance = denoised((heard - client.base).norm(dim=-1), noise)
     if algorithm.answers == "when done":
         client = train(algorithm.adopt(client, heard, packet.exact, note))
+        noise = -noise  # Y^i then stands on what was heard: its error adds to the distance from X_t
     report = algorithm.report(client, note)
     gap = denoised((report - heard).norm(dim=-1), noise)
     encoded = codecs.up.encode(report, rng, distance=gap, exact=client.buffers)  # lines 2-3
     mean_steps = client.expected_steps + (client.taken - client.expected_steps) / (client.contacts + 1)
     speed = mean_steps.where(client.contacts + 1 >= SETTLED, torch.nan)
-    answer = Answer(packet=encoded, steps=client.taken, distance=distance, speed=speed)
+    rounds = torch.full_like(client.taken, note.round)
+    answer = Answer(packet=encoded, round=rounds, steps=client.taken, distance=distance, speed=speed)
     if algorithm.answers == "at once":
         client = algorithm.adopt(client, heard, packet.exact, note)  # line 6
     return answer, report, replace(client, contacts=client.contacts + 1, expected_steps=mean_steps)

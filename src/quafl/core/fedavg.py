@@ -13,7 +13,7 @@ from torch import Tensor
 from quafl.core.client import rebase
 from quafl.core.randomness import Generators
 from quafl.core.seams import Buffers, ClientState, Clock, Codecs, Fleet, Model, Note, ServerState
-from quafl.core.server import exchange, expected_distance
+from quafl.core.server import check_counts, exchange, expected_distance
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,9 @@ class FedAvg:
     patience: float = inf  # how long the server waits for answers
 
     answers: ClassVar[Literal["at once", "when done"]] = "when done"
+
+    def __post_init__(self) -> None:
+        check_counts(self.sampled, self.local_steps)
 
     def rounds(
         self, state: ServerState, fleet: Fleet, codecs: Codecs, clock: Clock, rng: Generators

@@ -16,7 +16,7 @@ from torch import Tensor
 from quafl.core.client import SETTLED, rebase
 from quafl.core.randomness import Generators
 from quafl.core.seams import Buffers, ClientState, Clock, Codecs, Fleet, Model, Note, ServerState
-from quafl.core.server import exchange, expected_distance
+from quafl.core.server import check_counts, exchange, expected_distance
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,11 @@ class QuAFL:
     slowest_floor: float = 0.1  # H_min is never taken for less: a client that makes no steps must not stop the others
 
     answers: ClassVar[Literal["at once", "when done"]] = "at once"
+
+    def __post_init__(self) -> None:
+        check_counts(self.sampled, self.local_steps)
+        if not self.wait >= 0:
+            raise ValueError(f"wait is {self.wait}, must not be negative")
 
     # At the server
 

@@ -80,6 +80,7 @@ class Answer(Rows):
     """What a contacted client sends back."""
 
     packet: Packet  # Enc(Y^i)
+    round: Counts  # of the server's message that it answers
     steps: Counts  # local steps behind it
     distance: Tensor  # ‖Q(X_t) − X^i‖, the codec's own noise taken off
     speed: Tensor  # H_i; NaN: not told
@@ -189,8 +190,9 @@ class Fleet(Protocol):
     def send(self, to: Ids, packet: Packet, note: Note, refine: Refine) -> None:
         """One message to many; `refine` repairs it for those who cannot decode it."""
 
-    def receive(self, count: int, within: float) -> Replies:
-        """The earliest answers, 0 to `count` of them, waiting at most `within`."""
+    def receive(self, count: int, within: float, since: int) -> Replies:
+        """The earliest answers, 0 to `count` of them, waiting at most `within`. Those to rounds before `since` are
+        dropped: they come too late."""
 
 
 class Speeds(Protocol):

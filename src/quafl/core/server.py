@@ -15,6 +15,13 @@ class Exchange(NamedTuple):
     decoded: Model  # Q(Y^i), a row per reply
 
 
+def check_counts(sampled: int, local_steps: int) -> None:
+    """s and K of an algorithm."""
+    for name, value in ("sampled", sampled), ("local_steps", local_steps):
+        if value < 1:
+            raise ValueError(f"{name} is {value}, must be at least 1")
+
+
 def sample(available: Ids, count: int, rng: torch.Generator) -> Ids:
     """`count` clients uniformly at random, or all of them when there are no more."""
     return available[torch.randperm(len(available), generator=rng)[:count]]
@@ -27,7 +34,7 @@ def exchange(
     chosen = sample(fleet.available(), note.sampled, rng["sampling"])  # line 2
     packet = codecs.down.encode(state.model, rng["dither"], distance=state.distance, exact=state.buffers)
     fleet.send(chosen, packet, note, lambda row, request: codecs.down.refine(state.model, request))  # lines 3-4
-    replies = fleet.receive(len(chosen), within=patience)  # line 5
+    replies = fleet.receive(len(chosen), within=patience, since=note.round)  # line 5
     decoded = codecs.up.decode(replies.answer.packet, key=state.model, refine=replies.refine)  # line 6
     return Exchange(replies, decoded)
 

@@ -33,7 +33,7 @@ pre { background: #f6f6f6; padding: .8rem; overflow-x: auto; font-size: .85rem }
 
 
 def _time(curve: Curve) -> str:
-    times, seeds = time_to_target(curve), len(curve.seeds)
+    times, seeds = time_to_target(curve), curve.planned
     if not times.values:
         return "never"
     return times.show("{:.0f}") + (f" ({len(times.values)}/{seeds})" if len(times.values) < seeds else "")

@@ -13,19 +13,24 @@ Row: TypeAlias = dict[str, float]
 
 def make_row(seed: int, time: float, state: ServerState, totals: Totals, score: Score) -> Row:
     """The evaluation of a state at a time; the score's measures keep their names."""
-    return {
+    row: Row = {
         "seed": seed,
         "round": state.round,
         "time": time,
         "local_steps": totals.steps,
         "bytes_up": totals.up,
         "bytes_down": totals.down,
-        **score,
+    }
+    counts: Row = {
         "refined": totals.refined,
         "contacts": totals.contacts,
         "zero_step_contacts": totals.idle,
         "lost_contacts": totals.lost,
     }
+    taken = score.keys() & (row.keys() | counts.keys())
+    if taken:
+        raise ValueError(f"a metric is called {taken.pop()!r}, which rows have already; choose another name")
+    return {**row, **score, **counts}
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:

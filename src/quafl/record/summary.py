@@ -3,7 +3,7 @@
 import json
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isnan, nan
 from pathlib import Path
 from statistics import mean, stdev
@@ -37,9 +37,24 @@ class Curve:
 
     @property
     def metric(self) -> str:
-        """What is shown beside the loss: the first measure after it."""
-        columns = list(next(iter(self.seeds.values()))[0])
-        return columns[columns.index("loss") + 1]
+        """What is shown beside the loss: the settings' metric, or the loss itself where there is no such column."""
+        wanted = str(self.settings["run"]["metric"])
+        return wanted if wanted in next(iter(self.seeds.values()))[0] else "loss"
+
+    @property
+    def lower_is_better(self) -> bool:
+        """Of the metric."""
+        return self.metric == "loss" or bool(self.settings["run"]["lower_is_better"])
+
+    @property
+    def planned(self) -> int:
+        """Seeds that the settings ask for; fewer are here when the run was interrupted."""
+        return len(self.settings["run"]["seeds"])
+
+    def at_target(self, row: Row) -> bool:
+        """Whether an evaluation is as good as the target."""
+        value = row[self.metric]
+        return value <= self.target if self.lower_is_better else value >= self.target
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +81,26 @@ class Spread:
 
 
 def read_curves(paths: Sequence[Path]) -> list[Curve]:
-    """All runs in the folders, at any depth, in the order of their paths."""
-    found = [folder for path in paths for folder in sorted({p.parent for p in path.rglob("rows.csv")})]
+    """All runs in the folders at any depth, ordered by path; a label that repeats gets its folder's name."""
+    found = sorted({folder.resolve().parent for path in paths for folder in path.rglob("rows.csv")})
     if not found:
         raise RecordError(f"no finished run in {', '.join(map(str, paths))}; give folders that 'quafl run' wrote")
-    return [read_curve(folder) for folder in found]
+    curves = [read_curve(folder) for folder in found]
+    labels = [curve.label for curve in curves]
+    curves = [
+        replace(curve, label=f"{curve.label} ({folder.parent.name}/{folder.name})")
+        if labels.count(curve.label) > 1
+        else curve
+        for curve, folder in zip(curves, found, strict=True)
+    ]
+    metrics, targets = {curve.metric for curve in curves}, {curve.target for curve in curves}
+    if len(metrics) > 1:
+        raise RecordError(f"the runs measure different things ({', '.join(sorted(metrics))}); report them apart")
+    if len(targets) > 1:
+        raise RecordError(
+            f"the runs have different targets ({', '.join(map(str, sorted(targets)))}); report them apart"
+        )
+    return curves
 
 
 def read_curve(folder: Path) -> Curve:
@@ -78,9 +108,13 @@ def read_curve(folder: Path) -> Curve:
     try:
         settings = tomllib.loads((folder / "settings.toml").read_text(encoding="utf-8"))
         versions = json.loads((folder / "versions.json").read_text(encoding="utf-8"))
-        return Curve(settings["label"], by_seed(read_rows(folder / "rows.csv")), settings, versions)
-    except (OSError, ValueError, KeyError) as error:
-        raise RecordError(f"{folder} does not hold a complete run ({error}); run it again") from error
+        curve = Curve(str(settings["label"]), by_seed(read_rows(folder / "rows.csv")), settings, versions)
+        if not curve.seeds:
+            raise ValueError("no rows")
+        time_to_target(curve), megabytes(curve), curve.planned  # what every reader needs
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RecordError(f"{folder} does not hold a complete run ({error!r}); run it again") from error
+    return curve
 
 
 def final(curve: Curve, column: str) -> Spread:
@@ -114,7 +148,7 @@ def time_to_target(curve: Curve) -> Spread:
 
 
 def _at_target(curve: Curve) -> list[Row]:
-    firsts = (next((row for row in rows if row[curve.metric] >= curve.target), None) for rows in curve.seeds.values())
+    firsts = (next((row for row in rows if curve.at_target(row)), None) for rows in curve.seeds.values())
     return [row for row in firsts if row is not None]
 
 
@@ -122,8 +156,9 @@ def ranked(curves: Sequence[Curve]) -> list[Curve]:
     """Soonest at the target first; a curve of which a seed never got there comes after those that always did."""
 
     def key(curve: Curve) -> tuple[int, float]:
-        times = time_to_target(curve)
-        return len(curve.seeds) - len(times.values), times.mean if times.values else -final(curve, curve.metric).mean
+        times, end = time_to_target(curve), final(curve, curve.metric).mean
+        worst_end = end if curve.lower_is_better else -end
+        return curve.planned - len(times.values), times.mean if times.values else worst_end
 
     return sorted(curves, key=key)
 
@@ -132,7 +167,7 @@ def verdict(curves: Sequence[Curve]) -> str:
     """Who came first per simulated time, in a sentence."""
     order = ranked(curves)
     reached = [(curve, time_to_target(curve)) for curve in order]
-    reached = [(curve, times) for curve, times in reached if len(times.values) == len(curve.seeds)]
+    reached = [(curve, times) for curve, times in reached if len(times.values) == curve.planned]
     goal = f"{order[0].metric} {order[0].target:g}"
     if not reached:
         return f"No algorithm reached {goal} with every seed."

@@ -65,6 +65,7 @@ class SimulatedFleet:
         self.clients = newcomers(size, *task.initial(), budget=algorithm.local_steps, optimizer=optimizer)
         self._since = torch.zeros(size, dtype=torch.float64)  # when each client's local steps began
         self._pending: _Pending | None = None
+        self._asked = 0.0  # when the last message was sent
         self._execute = Sequential(task, optimizer)
         self._algorithm, self._codecs, self._clock, self._speeds, self._rng = algorithm, codecs, clock, speeds, rng
         self._latency, self._unreachable = latency, unreachable
@@ -86,7 +87,7 @@ class SimulatedFleet:
             self.totals.down += refinement.nbytes
             return refinement
 
-        now = self._clock.now()
+        self._asked = now = self._clock.now()
         clients, arrival = self.clients[reached], torch.full((len(reached),), now + self._latency, dtype=torch.float64)
         if self._algorithm.answers == "at once":
             counts = self._speeds.steps_within(reached, self._since[reached], now, clients.budget)
@@ -112,18 +113,20 @@ class SimulatedFleet:
         sent = _Pending(arrival, reached, answer, report)
         self._pending = sent if self._pending is None else _Pending.cat([self._pending, sent])
 
-    def receive(self, count: int, within: float) -> Replies:
-        """The earliest answers under way."""
+    def receive(self, count: int, within: float, since: int) -> Replies:
+        """The earliest answers under way; a server without patience does not wait longer than an exchange takes for
+        answers that will never come."""
         if self._pending is None:
             raise ValueError("receive was called before send: nobody has been asked")
         deadline = self._clock.now() + within
-        pending = self._pending[self._pending.arrival.argsort(stable=True)]
+        pending = self._pending[self._pending.answer.round >= since]
+        pending = pending[pending.arrival.argsort(stable=True)]
         arrived = min(count, int((pending.arrival <= deadline).sum()))
         here, self._pending = pending[:arrived], pending[arrived:]
         if arrived:
             self._clock.sleep_until(float(here.arrival[-1]))
-        if arrived < count and isfinite(deadline):
-            self._clock.sleep_until(deadline)
+        if arrived < count:
+            self._clock.sleep_until(deadline if isfinite(deadline) else self._asked + self._latency)
 
         def refine(row: int, request: Packet) -> Packet:
             refinement = self._codecs.up.refine(here.report[row], request)

@@ -1,7 +1,9 @@
 """One simulated run, from its parts to its rows."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -10,7 +12,7 @@ from torch.nn import functional
 from quafl.codec import Lattice
 from quafl.core.optim import sgd
 from quafl.core.randomness import Generators
-from quafl.core.seams import Algorithm, Codec, Codecs, Optimizer, ServerState, Speeds, Task
+from quafl.core.seams import Algorithm, Codec, Codecs, Optimizer, ServerState, Speeds, Task, Totals
 from quafl.record.diagnostics import potential
 from quafl.record.rows import Row, make_row
 from quafl.sim.clock import VirtualClock
@@ -52,7 +54,10 @@ def trajectory(
     seed: int,
     with_potential: bool = False,
 ) -> Iterator[tuple[Row, ServerState]]:
-    """A row and the state behind it, at time 0 and then whenever `every` more time has passed, up to `until`."""
+    """A row and the state behind it, at time 0, whenever `every` more time has passed, and at the last state that is
+    reached by the time `until`."""
+    if not 0 < until < inf or not every > 0:
+        raise ValueError(f"until is {until} and every {every}: both must be positive, and until finite")
     if algorithm.sampled > size:
         raise ValueError(f"sampled is {algorithm.sampled}, there are only {size} clients; sample at most all of them")
     rng, clock, codecs = Generators(seed), VirtualClock(), Codecs(up=codec, down=codec)
@@ -69,23 +74,42 @@ def trajectory(
         unreachable=world.unreachable,
     )
 
-    def evaluated(state: ServerState) -> tuple[Row, ServerState]:
-        row = make_row(seed, clock.now(), state, fleet.totals, task.evaluate(state.model, state.buffers))
-        if with_potential:
-            row["potential"] = potential(state.model, fleet.clients.base)
-        return row, state
+    def reached(state: ServerState) -> _Point:
+        spread = potential(state.model, fleet.clients.base) if with_potential else None
+        return _Point(clock.now(), state, replace(fleet.totals), spread)
 
-    model, buffers = task.initial()
-    state = ServerState(model, buffers)
-    yield evaluated(state)
+    def evaluated(point: _Point) -> tuple[Row, ServerState]:
+        score = task.evaluate(point.state.model, point.state.buffers)
+        row = make_row(seed, point.time, point.state, point.totals, score)
+        if point.potential is not None:
+            row["potential"] = point.potential
+        return row, point.state
+
+    latest = reached(ServerState(*task.initial()))
+    yield evaluated(latest)
     due = every
-    for later in algorithm.rounds(state, fleet, codecs, clock, rng):
+    evaluated_last = True
+    for state in algorithm.rounds(latest.state, fleet, codecs, clock, rng):
+        if clock.now() == latest.time:
+            raise ValueError("a round took no simulated time; give the clients a latency or the algorithm a wait")
         if clock.now() > until:
             break
-        state = later
-        if clock.now() >= due:
-            yield evaluated(state)
+        latest = reached(state)
+        evaluated_last = clock.now() >= due
+        if evaluated_last:
+            yield evaluated(latest)
             due = every * (clock.now() // every + 1)
+    if not evaluated_last:
+        yield evaluated(latest)
+
+
+class _Point(NamedTuple):
+    """Where a run stands after a round."""
+
+    time: float
+    state: ServerState
+    totals: Totals
+    potential: float | None
 
 
 @dataclass(frozen=True, slots=True)

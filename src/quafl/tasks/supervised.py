@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,14 @@ from quafl.tasks.flat import Flat
 
 Data: TypeAlias = tuple[Tensor, Tensor]  # inputs and targets, an example a row
 Measure: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # of a batch's outputs and targets, a mean over the batch
+
+
+class Examples(NamedTuple):
+    """A batch, and the seed of what the module itself draws at random for it (dropout)."""
+
+    inputs: Tensor
+    targets: Tensor
+    seed: int
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -54,6 +62,7 @@ class Supervised:
         self._metrics = {"accuracy": accuracy} if metrics is None else metrics
         self._test = test or (torch.cat([x for x, _ in clients]), torch.cat([y for _, y in clients]))
         self._batch_size = batch_size
+        self._seed = seed
         self._order = lru_cache(maxsize=2 * len(clients))(
             lambda client, epoch: torch.randperm(
                 len(clients[client][1]), generator=torch.Generator().manual_seed(derive(seed, "data", client, epoch))
@@ -64,18 +73,19 @@ class Supervised:
         """The module as it was given."""
         return self.flat.initial()
 
-    def batch(self, client: int, step: int) -> Data:
+    def batch(self, client: int, step: int) -> Examples:
         """Full batches only: the remainder of an epoch is left out, a different one each time."""
         inputs, targets = self._clients[client]
         size = min(self._batch_size, len(targets))
         epoch, place = divmod(step, len(targets) // size)
         chosen = self._order(client, epoch)[place * size : (place + 1) * size]
-        return inputs[chosen], targets[chosen]
+        return Examples(inputs[chosen], targets[chosen], derive(self._seed, "layers", client, step))
 
-    def gradient(self, model: Model, buffers: Buffers, batch: Data) -> tuple[Model, Buffers]:
+    def gradient(self, model: Model, buffers: Buffers, batch: Examples) -> tuple[Model, Buffers]:
         """Of the loss on the batch, for a single client."""
-        inputs, targets = batch
-        return self.flat.gradient(model, buffers, lambda module: self._loss(module(inputs), targets))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(batch.seed)
+            return self.flat.gradient(model, buffers, lambda module: self._loss(module(batch.inputs), batch.targets))
 
     @torch.no_grad()
     def evaluate(self, model: Model, buffers: Buffers) -> Score:

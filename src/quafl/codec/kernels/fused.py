@@ -1,123 +1,294 @@
 """The lattice in Triton, for CUDA: rotation, dither, rounding, packing and checksum in one kernel.
 
-A program has LANES blocks, a tile of 1024 rows. The Hadamard transform takes one bit of the row number after another from
-the front of the tile's axes and puts it behind the others, so that R turns a tile "1024 lanes" into "lanes 1024", and R⁻¹
-turns it back, without any other movement. Products and sums are never fused: all kernels get the same lattice points.
+A program has LANES blocks side by side: a tile "1024 lanes", 32 of its elements in the registers of a thread. Five
+stages of the Hadamard transform are between rows that one thread has when every 32nd row is its own (COARSE), five when
+32 neighbouring rows are (FINE), which are also the rows that share packed words; between the two the tile goes once
+through shared memory. Layouts are said explicitly, in Gluon, Triton's own lower level; left to itself, the compiler
+moves the tile at every stage. Under TRITON_INTERPRET=1 the same code runs as plain Triton, without layouts, on any
+machine.
+
+Products and sums are never fused: all kernels get the same lattice points.
 """
 
-import os
+from typing import Any
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
 from quafl.codec.hashing import BLOCK
-from quafl.codec.kernels import LIMIT, Decoded, Encoded
+from quafl.codec.kernels import Decoded, Encoded
 from quafl.codec.rotation import block_count
 
+INTERPRETED = triton.knobs.runtime.interpret
+
+if INTERPRETED:
+    import triton.language as tl
+
+    jit = triton.jit
+
+    @jit
+    def _index(COUNT: tl.constexpr, AXIS: tl.constexpr, LAYOUT: tl.constexpr):
+        return tl.arange(0, COUNT)
+
+    @jit
+    def _inner(COUNT: tl.constexpr, AXIS: tl.constexpr, LAYOUT: tl.constexpr):
+        return tl.arange(0, COUNT)
+
+    @jit
+    def _middle(COUNT: tl.constexpr, LAYOUT: tl.constexpr):
+        return tl.arange(0, COUNT)
+
+    @jit
+    def _arrange(tile, LAYOUT: tl.constexpr):
+        return tile
+
+    @jit
+    def _along(lanes, LAYOUT: tl.constexpr):
+        return lanes
+
+else:
+    from triton.experimental import gluon
+    from triton.experimental.gluon import language as tl
+
+    jit = gluon.jit
+
+    @jit
+    def _index(COUNT: tl.constexpr, AXIS: tl.constexpr, LAYOUT: tl.constexpr):
+        return tl.arange(0, COUNT, layout=tl.SliceLayout(AXIS, LAYOUT))
+
+    @jit
+    def _inner(COUNT: tl.constexpr, AXIS: tl.constexpr, LAYOUT: tl.constexpr):
+        return tl.arange(0, COUNT, layout=tl.SliceLayout(AXIS, tl.SliceLayout(1, LAYOUT)))
+
+    @jit
+    def _middle(COUNT: tl.constexpr, LAYOUT: tl.constexpr):
+        return tl.arange(0, COUNT, layout=tl.SliceLayout(0, tl.SliceLayout(2, LAYOUT)))
+
+    @jit
+    def _arrange(tile, LAYOUT: tl.constexpr):
+        return tl.convert_layout(tile, LAYOUT)
+
+    @jit
+    def _along(lanes, LAYOUT: tl.constexpr):
+        return tl.convert_layout(lanes, tl.SliceLayout(0, LAYOUT))
+
+
 _GOLDEN = tl.constexpr(0x9E3779B9)
-_LIMIT = tl.constexpr(LIMIT)
+_LIMIT_BITS = tl.constexpr(0x4A000000)  # LIMIT = 2^21 as the bits of a float
 
 
-@triton.jit
-def _mix(v):
+@jit
+def _stir(v):
     v = (v ^ (v >> 16)) * 0x7FEB352D
-    v = (v ^ (v >> 15)) * 0x846CA68B
+    return (v ^ (v >> 15)) * 0x846CA68B
+
+
+@jit
+def _mix(v):
+    v = _stir(v)
     return v ^ (v >> 16)
 
 
-@triton.jit
-def _hash(seed_ptr, message, block, row):
-    seed = tl.load(seed_ptr + message).to(tl.uint64)
+@jit
+def _hash(seed, block, row):
     key = _mix(seed.to(tl.uint32)) ^ _mix((seed >> 32).to(tl.uint32) + _GOLDEN)
-    return _mix(_mix(block.to(tl.uint32) * _GOLDEN + key) + row.to(tl.uint32) * _GOLDEN)
+    return _stir(_mix(block.to(tl.uint32) * _GOLDEN + key) + row.to(tl.uint32) * _GOLDEN)
 
 
-@triton.jit
+@jit
 def _flip(value, word):
     """The value with the sign that the hash gives it."""
     return (value.to(tl.uint32, bitcast=True) ^ (word & 0x80000000)).to(tl.float32, bitcast=True)
 
 
-@triton.jit
+@jit
 def _dither(word):
-    return (word & 0xFFFFFF).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08  # 2^-24
+    return ((word >> 7) & 0xFFFFFF).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08  # 2^-24
 
 
-@triton.jit
-def _rotate(z, LANES: tl.constexpr):
-    """Butterflies from distance 512 to 1: "1024 lanes" → "lanes 1024"."""
-    for stage in tl.static_range(10):
-        z = tl.reshape(z, (2, 512 >> stage, LANES << stage))
-        upper, lower = tl.split(tl.permute(z, (1, 2, 0)))
-        z = tl.join(upper + lower, upper - lower)
-    return tl.reshape(z, (LANES, 1024))
+@jit
+def _butterfly(z, DISTANCE: tl.constexpr, LANES: tl.constexpr):
+    pairs = tl.reshape(z, (512 // DISTANCE, 2, DISTANCE, LANES))
+    upper, lower = tl.split(tl.permute(pairs, (0, 2, 3, 1)))
+    pairs = tl.permute(tl.join(upper + lower, upper - lower), (0, 3, 1, 2))
+    return tl.reshape(pairs, (1024, LANES))
 
 
-@triton.jit
-def _rotate_back(z, LANES: tl.constexpr):
-    """Butterflies from distance 1 to 512: "lanes 1024" → "1024 lanes"."""
-    for stage in tl.static_range(10):
-        upper, lower = tl.split(tl.reshape(z, (LANES << stage, 512 >> stage, 2)))
-        z = tl.permute(tl.join(upper + lower, upper - lower), (2, 0, 1))
-    return tl.reshape(z, (1024, LANES))
+@jit
+def _rotate(z, FINE: tl.constexpr, LANES: tl.constexpr):
+    """Butterflies from distance 512 to 1, from a coarse tile to a fine one."""
+    for stage in tl.static_range(5):
+        z = _butterfly(z, 512 >> stage, LANES)
+    z = _arrange(z, FINE)
+    for stage in tl.static_range(5):
+        z = _butterfly(z, 16 >> stage, LANES)
+    return _arrange(z, FINE)
 
 
-@triton.jit
+@jit
+def _rotate_back(z, COARSE: tl.constexpr, LANES: tl.constexpr):
+    """Butterflies from distance 1 to 512, from a fine tile to a coarse one."""
+    for stage in tl.static_range(5):
+        z = _butterfly(z, 1 << stage, LANES)
+    z = _arrange(z, COARSE)
+    for stage in tl.static_range(5):
+        z = _butterfly(z, 32 << stage, LANES)
+    return _arrange(z, COARSE)
+
+
+@jit
+def _column(blocks, dim, block):
+    """How many rows of a block lie inside the vector: those below (d − w)/W."""
+    rows = (dim - block + blocks - 1) // blocks
+    return tl.where(block < blocks, rows, 0).to(tl.int32)
+
+
+@jit
+def _offset(row, blocks):
+    """row·W, in 64 bits."""
+    return row.to(tl.uint32).to(tl.int64) * blocks.to(tl.uint32).to(tl.int64)
+
+
+@jit(do_not_specialize=["dim", "blocks"])
 def _encode(
-    x_ptr, seed_ptr, side_ptr, symbols_ptr, checks_ptr, widest_ptr, dim, blocks, BITS: tl.constexpr, LANES: tl.constexpr
+    x_ptr,
+    seed_ptr,
+    reciprocal_ptr,
+    symbols_ptr,
+    checks_ptr,
+    widest_ptr,
+    dim,
+    blocks,
+    BITS: tl.constexpr,
+    LANES: tl.constexpr,
+    COARSE: tl.constexpr,
+    FINE: tl.constexpr,
+    WORDS: tl.constexpr,
+    GROUPS: tl.constexpr,
 ):
     message = tl.program_id(1).to(tl.int64)
     first = tl.program_id(0).to(tl.int64) * LANES
-    row = tl.arange(0, 1024)[:, None]
-    block = first + tl.arange(0, LANES)[None, :]
-    place = row * blocks + block
-    word = _hash(seed_ptr, message, block, row)
-    x = tl.load(x_ptr + message * dim + place, mask=(block < blocks) & (place < dim), other=0.0)
-    z = _rotate(_flip(x, word), LANES)
+    seed = tl.load(seed_ptr + message).to(tl.uint64)
+    row = _index(1024, 1, COARSE)[:, None]
+    block = first + _index(LANES, 0, COARSE)[None, :]
+    column = x_ptr + message * dim + block
+    x = tl.load(column + _offset(row, blocks), mask=row < _column(blocks, dim, block), other=0.0)
+    word = _hash(seed, block, row)
+    z = _rotate(_flip(x, word), FINE, LANES)
 
-    row = tl.arange(0, 1024)[None, :]
-    block = first + tl.arange(0, LANES)[:, None]
-    t = z * 0.03125 * (1.0 / tl.load(side_ptr + message))
-    size = tl.abs(t)
-    widest = tl.max(tl.max((size.to(tl.int32, bitcast=True)), axis=1), axis=0)
-    tl.atomic_max(widest_ptr + message, widest)
-    t = tl.where(size < _LIMIT, t, 0.0)
-    word = _hash(seed_ptr, message, block, row)
+    row = _index(1024, 1, FINE)[:, None]
+    lane = first + _index(LANES, 0, FINE)
+    t = z * 0.03125 * tl.load(reciprocal_ptr + message)
+    tl.atomic_max(widest_ptr + message, tl.max(tl.max(tl.abs(t).to(tl.int32, bitcast=True), axis=0), axis=0))
+    word = _hash(seed, lane[None, :], row)
     below = tl.floor(t)
     k = below.to(tl.int32) + ((t - below) + _dither(word) >= 1.0).to(tl.int32)
-    check = tl.sum((word | 1).to(tl.int32) * (k >> BITS), axis=1)
-    lane_block = first + tl.arange(0, LANES)
-    tl.store(checks_ptr + message * blocks + lane_block, check, mask=lane_block < blocks)
+    check = tl.sum((word | 1).to(tl.int32, bitcast=True) * (k >> BITS), axis=0)
+    tl.store(checks_ptr + message * blocks + lane, check, mask=lane < blocks)
 
     symbol = (k & ((1 << BITS) - 1)).to(tl.uint32)
     out = symbols_ptr + message * (32 * BITS) * blocks
     if 32 % BITS == 0:
-        each: tl.constexpr = 32 // BITS
-        shift = (tl.arange(0, each) * BITS).to(tl.uint32)[None, None, :]
-        packed = tl.sum((tl.reshape(symbol, (LANES, 32 * BITS, each)) << shift).to(tl.int32), axis=2)
-        place = tl.arange(0, 32 * BITS)[None, :] * blocks + block
-        tl.store(out + place, packed, mask=block < blocks)
+        part = symbol << ((row * BITS) % 32).to(tl.uint32)
+        packed = tl.sum(tl.reshape(part.to(tl.int32, bitcast=True), (32 * BITS, 32 // BITS, LANES)), axis=1)
+        packed = _arrange(packed, WORDS)
+        block = first + _index(LANES, 0, WORDS)[None, :]
+        row = _index(32 * BITS, 1, WORDS)[:, None]
+        tl.store(out + block + _offset(row, blocks), packed, mask=block < blocks)
     else:
-        groups = tl.reshape(symbol, (LANES, 32, 32))
-        start = (tl.arange(0, 32) * BITS)[None, None, :]
+        block = first + _index(LANES, 0, GROUPS)[None, :]
+        group = _index(32, 1, GROUPS)[:, None]
         for i in tl.static_range(BITS):
-            left = start - 32 * i
-            inside = (left > -BITS) & (left < 32)
-            left = tl.where(inside, left, 0)
-            part = tl.where(left >= 0, groups << tl.maximum(left, 0), groups >> tl.maximum(-left, 0))
-            packed = tl.sum(tl.where(inside, part, 0).to(tl.int32), axis=2)
-            place = (tl.arange(0, 32)[None, :] * BITS + i) * blocks + block
-            tl.store(out + place, packed, mask=block < blocks)
+            left = (row % 32) * BITS - 32 * i
+            part = tl.where(
+                left >= 0,
+                symbol << tl.minimum(tl.maximum(left, 0), 31).to(tl.uint32),
+                symbol >> tl.minimum(tl.maximum(-left, 0), 31).to(tl.uint32),
+            )
+            part = tl.where(left < 32, part, 0).to(tl.int32, bitcast=True)
+            packed = _arrange(tl.sum(tl.reshape(part, (32, 32, LANES)), axis=1), GROUPS)
+            tl.store(out + block + _offset(group * BITS + i, blocks), packed, mask=block < blocks)
 
 
-@triton.jit
+@jit
+def _halves(tile, ROWS: tl.constexpr, LANES: tl.constexpr):
+    """Of each thread's ROWS neighbouring rows, the first and the second half."""
+    return tl.split(tl.permute(tl.reshape(tile, (32, 2, ROWS // 2, LANES)), (0, 2, 3, 1)))
+
+
+@jit
+def _whole(first, second, ROWS: tl.constexpr, LANES: tl.constexpr):
+    pairs = tl.permute(tl.join(first, second), (0, 3, 1, 2))
+    return tl.reshape(pairs, (32, ROWS, LANES))
+
+
+@jit
+def _symbols(
+    words,
+    first,
+    blocks,
+    BITS: tl.constexpr,
+    LANES: tl.constexpr,
+    FINE: tl.constexpr,
+    UNPACKED: tl.constexpr,
+):
+    """The symbols of a tile, not yet cut to their bits."""
+    if 32 % BITS == 0:  # a thread's rows have its words to themselves
+        block = first + _inner(LANES, 0, UNPACKED)[None, :]
+        place = words + block + _offset(_inner(32 * BITS, 1, UNPACKED)[:, None], blocks)
+        packed = tl.load(place, mask=block < blocks, other=0)
+        shift = (_middle(32 // BITS, UNPACKED) * BITS)[None, :, None]
+        symbol = packed.to(tl.uint32, bitcast=True)[:, None, :] >> shift.to(tl.uint32)
+        return _arrange(tl.reshape(symbol, (1024, LANES)), FINE)
+    else:
+        block = first + _index(LANES, 0, FINE)[None, :]
+        row = _index(1024, 1, FINE)[:, None]
+        start = (row % 32) * BITS
+        place = words + block + _offset((row // 32) * BITS + start // 32, blocks)
+        had = 32 - start % 32
+        low = tl.load(place, mask=block < blocks, other=0).to(tl.uint32, bitcast=True)
+        high = tl.load(place + blocks, mask=(block < blocks) & (had < BITS), other=0).to(tl.uint32, bitcast=True)
+        return (low >> (start % 32).to(tl.uint32)) | (high << (had % 32).to(tl.uint32))
+
+
+@jit
+def _nearest(t, symbol, seed, block, row, BITS: tl.constexpr):
+    """For some rows of a tile: how far ahead of the key the points lie, their part of the checksum, and max |t|."""
+    word = _hash(seed, block, row)
+    below = tl.floor(t)
+    offset = (t - below) + _dither(word) - 0.5
+    further = offset >= 0.5
+    cell = below.to(tl.int32) + further.to(tl.int32)
+    offset = offset - further.to(tl.float32)
+    ahead = (symbol.to(tl.int32, bitcast=True) - cell) & ((1 << BITS) - 1)
+    ahead = tl.where(ahead.to(tl.float32) - offset > (1 << BITS) // 2, ahead - (1 << BITS), ahead)
+    check = (word | 1).to(tl.int32, bitcast=True) * ((cell + ahead) >> BITS)
+    return ahead.to(tl.float32) - offset, tl.sum(check, axis=1), tl.max(tl.abs(t).to(tl.int32, bitcast=True), axis=1)
+
+
+@jit
+def _top_halves(tile, ROWS: tl.constexpr, LANES: tl.constexpr):
+    """The first and the second half of the rows."""
+    return tl.split(tl.permute(tl.reshape(tile, (2, ROWS // 2, LANES)), (1, 2, 0)))
+
+
+@jit
+def _move(key_ptr, out_ptr, z, seed, block, row, dim, blocks):
+    """The key's coordinates in some rows, moved by z."""
+    inside = row < _column(blocks, dim, block)
+    place = block + _offset(row, blocks)
+    key = tl.load(key_ptr + place, mask=inside, other=0.0)
+    tl.store(out_ptr + place, key + _flip(z, _hash(seed, block, row)), mask=inside)
+
+
+@jit(do_not_specialize=["dim", "blocks", "message_step", "key_step", "zero"])
 def _decode(
     symbols_ptr,
     checks_ptr,
     seed_ptr,
     side_ptr,
+    reciprocal_ptr,
     key_ptr,
     out_ptr,
     failed_ptr,
@@ -125,66 +296,81 @@ def _decode(
     blocks,
     message_step,
     key_step,
+    zero,
     BITS: tl.constexpr,
     LANES: tl.constexpr,
+    COARSE: tl.constexpr,
+    FINE: tl.constexpr,
+    UNPACKED: tl.constexpr,
 ):
     number = tl.program_id(1).to(tl.int64)
     message = number * message_step
     first = tl.program_id(0).to(tl.int64) * LANES
-    row = tl.arange(0, 1024)[:, None]
-    block = first + tl.arange(0, LANES)[None, :]
-    place = row * blocks + block
-    inside = (block < blocks) & (place < dim)
-    word = _hash(seed_ptr, message, block, row)
-    key = tl.load(key_ptr + number * key_step * dim + place, mask=inside, other=0.0)
-    z = _rotate(_flip(key, word), LANES)
+    seed = tl.load(seed_ptr + message).to(tl.uint64)
+    row = _index(1024, 1, COARSE)[:, None]
+    block = first + _index(LANES, 0, COARSE)[None, :]
+    column = key_ptr + number * key_step * dim + block
+    key = tl.load(column + _offset(row, blocks), mask=row < _column(blocks, dim, block), other=0.0)
+    word = _hash(seed, block, row)
+    t = _rotate(_flip(key, word), FINE, LANES) * 0.03125 * tl.load(reciprocal_ptr + message)
 
-    row = tl.arange(0, 1024)[None, :]
-    block = first + tl.arange(0, LANES)[:, None]
-    side = tl.load(side_ptr + message)
-    t = z * 0.03125 * (1.0 / side)
-    near = tl.abs(t) < _LIMIT
-    t = tl.where(near, t, 0.0)
-    word = _hash(seed_ptr, message, block, row)
-    start = (row % 32) * BITS
-    words = symbols_ptr + message * (32 * BITS) * blocks + ((row // 32) * BITS + start // 32) * blocks + block
-    symbol = tl.load(words, mask=block < blocks, other=0).to(tl.uint32) >> (start % 32).to(tl.uint32)
-    if 32 % BITS != 0:
-        spill = 32 - start % 32
-        rest = tl.load(words + blocks, mask=(block < blocks) & (spill < BITS), other=0).to(tl.uint32)
-        symbol = symbol | tl.where(spill < BITS, rest << (spill % 32).to(tl.uint32), 0)
-    below = tl.floor(t)
-    offset = (t - below) + _dither(word) - 0.5
-    further = offset >= 0.5
-    cell = below.to(tl.int32) + further.to(tl.int32)
-    offset = offset - further.to(tl.float32)
-    ahead = (symbol.to(tl.int32) - cell) & ((1 << BITS) - 1)
-    ahead = tl.where(ahead.to(tl.float32) - offset > (1 << BITS) // 2, ahead - (1 << BITS), ahead)
-    check = tl.sum((word | 1).to(tl.int32) * ((cell + ahead) >> BITS), axis=1)
-    lost = tl.max((near == 0).to(tl.int32), axis=1)
-    lane_block = first + tl.arange(0, LANES)
-    expected = tl.load(checks_ptr + message * blocks + lane_block, mask=lane_block < blocks, other=0)
-    failed = (check != expected) | (lost > 0)
-    tl.store(failed_ptr + number * blocks + lane_block, failed.to(tl.int8), mask=lane_block < blocks)
+    # A quarter of a thread's rows after another, to need fewer registers.
+    lane = first + _index(LANES, 0, FINE)
+    symbol = _symbols(symbols_ptr + message * (32 * BITS) * blocks, first, blocks, BITS, LANES, FINE, UNPACKED)
+    block = (lane[None, :] + tl.zeros_like(symbol)).to(tl.uint32)
+    row = _index(1024, 1, FINE)[:, None] + tl.zeros_like(symbol).to(tl.int32)
+    t0, t1 = _halves(t, 32, LANES)
+    s0, s1 = _halves(symbol, 32, LANES)
+    b0, b1 = _halves(block, 32, LANES)
+    r0, r1 = _halves(row, 32, LANES)
+    t00, t01 = _halves(t0, 16, LANES)
+    t10, t11 = _halves(t1, 16, LANES)
+    s00, s01 = _halves(s0, 16, LANES)
+    s10, s11 = _halves(s1, 16, LANES)
+    b00, b01 = _halves(b0, 16, LANES)
+    r00, r01 = _halves(r0, 16, LANES)
+    r10, r11 = _halves(r1, 16, LANES)
+    t00, check00, size00 = _nearest(t00, s00, seed, b00, r00, BITS)
+    t01, check01, size01 = _nearest(t01, s01, seed, b00, r01, BITS)
+    t10, check10, size10 = _nearest(t10, s10, seed, b00, r10, BITS)
+    t11, check11, size11 = _nearest(t11, s11, seed, b00, r11, BITS)
+    t = _whole(_whole(t00, t01, 16, LANES), _whole(t10, t11, 16, LANES), 32, LANES)
+    t = tl.reshape(t, (1024, LANES))
+    check = _along(tl.sum(check00 + check01 + check10 + check11, axis=0), FINE)
+    size = tl.maximum(tl.maximum(size00, size01), tl.maximum(size10, size11))
+    size = _along(tl.max(size, axis=0), FINE)
+    expected = tl.load(checks_ptr + message * blocks + lane, mask=lane < blocks, other=0)
+    failed = (check != expected) | (size >= _LIMIT_BITS)
+    tl.store(failed_ptr + number * blocks + lane, failed.to(tl.int8), mask=lane < blocks)
 
-    z = _rotate_back(ahead.to(tl.float32) - offset, LANES)
-    row = tl.arange(0, 1024)[:, None]
-    block = first + tl.arange(0, LANES)[None, :]
-    place = row * blocks + block
-    inside = (block < blocks) & (place < dim)
-    word = _hash(seed_ptr, message, block, row)
-    key = tl.load(key_ptr + number * key_step * dim + place, mask=inside, other=0.0)
-    tl.store(out_ptr + number * dim + place, key + _flip(z * (side * 0.03125), word), mask=inside)
+    z = _rotate_back(t, COARSE, LANES) * (tl.load(side_ptr + message) * 0.03125)
+    # `zero` is 0, which the compiler does not know: so it computes hashes and addresses again instead of keeping them.
+    row = _index(1024, 1, COARSE)[:, None] + tl.zeros_like(z).to(tl.int32) + zero
+    block = first + zero + _index(LANES, 0, COARSE)[None, :] + tl.zeros_like(z).to(tl.int64)
+    z0, z1 = _top_halves(z, 1024, LANES)
+    r0, r1 = _top_halves(row, 1024, LANES)
+    b0, b1 = _top_halves(block, 1024, LANES)
+    z00, z01 = _top_halves(z0, 512, LANES)
+    z10, z11 = _top_halves(z1, 512, LANES)
+    r00, r01 = _top_halves(r0, 512, LANES)
+    r10, r11 = _top_halves(r1, 512, LANES)
+    b00, b01 = _top_halves(b0, 512, LANES)
+    key_ptr += number * key_step * dim
+    out_ptr += number * dim
+    _move(key_ptr, out_ptr, z00, seed, b00, r00, dim, blocks)
+    _move(key_ptr, out_ptr, z01, seed, b00, r01, dim, blocks)
+    _move(key_ptr, out_ptr, z10, seed, b00, r10, dim, blocks)
+    _move(key_ptr, out_ptr, z11, seed, b00, r11, dim, blocks)
 
 
 class Triton:
     """On a GPU; or anywhere under TRITON_INTERPRET=1, slowly, for tests."""
 
-    encode_tile = (8, 8)  # lanes, warps
-    decode_tile = (4, 4)
+    lanes = 8  # blocks in a tile, and warps to work on it: 32 octets of every row, a sector of memory
+    encode_registers, decode_registers = 72, 128  # a thread's; the fastest of those tried on an H200
 
     def __init__(self) -> None:
-        if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
+        if not INTERPRETED and not torch.cuda.is_available():
             raise ImportError("there is no CUDA device")
 
     def encode(self, x: Tensor, seed: Tensor, side: Tensor, bits: int) -> Encoded:
@@ -194,21 +380,21 @@ class Triton:
         symbols = torch.empty((rows, BLOCK // 32 * bits * blocks), dtype=torch.int32, device=x.device)
         checks = torch.empty((rows, blocks), dtype=torch.int32, device=x.device)
         widest = torch.zeros(rows, dtype=torch.int32, device=x.device)
-        lanes, warps = self.encode_tile
         if rows * blocks:
-            _encode[(triton.cdiv(blocks, lanes), rows)](
+            _encode[(triton.cdiv(blocks, self.lanes), rows)](
                 x.contiguous(),
                 seed.contiguous(),
-                side.contiguous(),
+                side.reciprocal(),
                 symbols,
                 checks,
                 widest,
                 dim,
                 blocks,
                 BITS=bits,
-                LANES=lanes,
-                num_warps=warps,
-                enable_fp_fusion=False,
+                WORDS=self._layout(bits),
+                GROUPS=self._layout(1),
+                maxnreg=self.encode_registers,
+                **self._options(),
             )
         return Encoded(symbols, checks, widest.view(torch.float32))
 
@@ -218,13 +404,13 @@ class Triton:
         blocks = block_count(dim)
         vectors = torch.empty((rows, dim), device=key.device)
         failed = torch.empty((rows, blocks), dtype=torch.bool, device=key.device)
-        lanes, warps = self.decode_tile
         if rows * blocks:
-            _decode[(triton.cdiv(blocks, lanes), rows)](
+            _decode[(triton.cdiv(blocks, self.lanes), rows)](
                 symbols.contiguous(),
                 checks.contiguous(),
                 seed.contiguous(),
                 side.contiguous(),
+                side.reciprocal(),
                 key.contiguous(),
                 vectors,
                 failed.view(torch.int8),
@@ -232,9 +418,31 @@ class Triton:
                 blocks,
                 int(len(symbols) > 1),
                 int(len(key) > 1),
+                0,
                 BITS=bits,
-                LANES=lanes,
-                num_warps=warps,
-                enable_fp_fusion=False,
+                UNPACKED=self._unpacked(bits),
+                maxnreg=self.decode_registers,
+                **self._options(),
             )
         return Decoded(vectors, failed)
+
+    def _options(self) -> dict[str, Any]:
+        return {
+            "LANES": self.lanes,
+            "COARSE": self._layout(1),
+            "FINE": self._layout(32),
+            "num_warps": self.lanes,
+            "enable_fp_fusion": False,
+        }
+
+    def _layout(self, neighbours: int) -> Any:
+        """A thread has `neighbours` neighbouring rows, and again as many of every further 32·`neighbours` rows."""
+        if INTERPRETED:
+            return None
+        return tl.BlockedLayout([neighbours, 1], [32 // self.lanes, self.lanes], [self.lanes, 1], [1, 0])
+
+    def _unpacked(self, bits: int) -> Any:
+        """The fine layout as "words symbols lanes", where a word has whole symbols."""
+        if INTERPRETED or 32 % bits:
+            return None
+        return tl.BlockedLayout([bits, 32 // bits, 1], [32 // self.lanes, 1, self.lanes], [self.lanes, 1, 1], [2, 1, 0])

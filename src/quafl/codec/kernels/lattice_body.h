@@ -13,13 +13,17 @@ typedef uint32_t NAME(vu) __attribute__((vector_size(4 * LANES), aligned(4), may
 #define vi NAME(vi)
 #define vu NAME(vu)
 
-static inline vu NAME(mix)(vu v) {
+static inline vu NAME(stir)(vu v) {
   v ^= v >> 16;
   v *= 0x7FEB352Du;
   v ^= v >> 15;
   v *= 0x846CA68Bu;
-  v ^= v >> 16;
   return v;
+}
+
+static inline vu NAME(mix)(vu v) {
+  v = NAME(stir)(v);
+  return v ^ (v >> 16);
 }
 
 /* The keys of LANES blocks from w on. */
@@ -29,7 +33,7 @@ static inline vu NAME(block_keys)(uint32_t key, int64_t w) {
   return NAME(mix)(block * GOLDEN + key);
 }
 
-static inline vu NAME(hash)(vu block_keys, int row) { return NAME(mix)(block_keys + (uint32_t)row * GOLDEN); }
+static inline vu NAME(hash)(vu block_keys, int row) { return NAME(stir)(block_keys + (uint32_t)row * GOLDEN); }
 
 /* Row `row` of the tile at block w; what lies beyond the vector or beyond the last block is zero. */
 static inline vf NAME(load_row)(const float *x, int64_t dim, int64_t blocks, int64_t w, int row) {
@@ -103,7 +107,7 @@ static inline void NAME(rotate_coarse)(const float *x, int64_t dim, int64_t bloc
     }
 }
 
-static inline vf NAME(dither)(vu hash) { return __builtin_convertvector((vi)(hash & 0xFFFFFFu), vf) * 0x1p-24f; }
+static inline vf NAME(dither)(vu hash) { return __builtin_convertvector((vi)(hash >> 7 & 0xFFFFFFu), vf) * 0x1p-24f; }
 
 /* 32 symbols into `bits` rows of words, and back. */
 static inline void NAME(pack)(const vu *symbols, int bits, uint32_t *words, int64_t blocks, int64_t w) {
