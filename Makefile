@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint tune-demo format clean
+.PHONY: help demo test lint bench-codec tune-demo format clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -31,8 +31,11 @@ format: $(INSTALLED) ## Put the code into its format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+bench-codec: $(INSTALLED) ## Measure the codec: speed, memory, error against bits, refinement (some minutes)
+	$(BIN)/python benchmarks/codec.py cpu quality live page
+
 tune-demo: $(INSTALLED) ## Choose the demo's learning rates again (a few minutes)
 	$(BIN)/python benchmarks/tune_demo.py
 
 clean: ## Remove everything that make has made
-	rm -rf .venv runs build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv runs build src/quafl.egg-info src/quafl/codec/kernels/*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis

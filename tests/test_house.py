@@ -16,6 +16,7 @@ OWN = {
     "settings": {"core", "codec", "tasks", "sim"},
     "run": {"core", "codec", "tasks", "record", "sim", "settings"},
     "cli": {"", "run", "record", "settings"},
+    "theory": {"theory"},
     "version": set(),
     "__init__": {"core", "codec", "sim", "version"},
 }
@@ -28,6 +29,7 @@ FOREIGN = {
     "settings": {"torch", "pydantic", "pydantic_core", "tomli_w"},
     "run": {"torch", "safetensors"},
     "cli": {"typer", "rich"},
+    "theory": set(),
     "version": set(),
     "__init__": set(),
 }

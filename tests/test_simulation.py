@@ -184,9 +184,9 @@ def test_messages_that_do_not_decode_are_refined_and_counted_in_their_direction(
     torch.testing.assert_close(first.model, expected.model, atol=1e-3, rtol=0)
     assert w.fleet.totals.refined == 4
     message, request = HEADER_BYTES + 4 * (32 * 4 + 1), HEADER_BYTES + 4
-    refinements = [HEADER_BYTES + 4 * (32 * bits + 1) for bits in (4, 8)]  # to 8 bits, and to 16
+    refinements = [HEADER_BYTES + 4 * (32 * bits + 1) for bits in (1, 2, 4, 8)]  # to 5, 7, 11 and 19 bits
     assert w.fleet.totals.up == 4 * (message + sum(refinements))
-    assert w.fleet.totals.down == 4 * (message + 2 * request)
+    assert w.fleet.totals.down == 4 * (message + 4 * request)
 
 
 def test_the_lattice_follows_the_models_as_they_come_together() -> None:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
+from multiprocessing.queues import Queue
 from pathlib import Path
-from queue import Queue
 
 import safetensors.torch
 import torch
@@ -136,9 +136,9 @@ def _finished(
             yield folder, job, *finished
         return
     context = multiprocessing.get_context("spawn")  # a process with threads cannot be forked safely
-    with context.Manager() as manager, ProcessPoolExecutor(processes, mp_context=context) as pool:
-        news, bystanders = manager.Queue(), set(multiprocessing.active_children())
-        running = {pool.submit(_compute_and_tell, news, number, job): number for number, (_, job) in enumerate(jobs)}
+    news: Queue[tuple[int, Row]] = context.Queue()
+    with ProcessPoolExecutor(processes, mp_context=context, initializer=_begin, initargs=(news,)) as pool:
+        running = {pool.submit(_compute_and_tell, number, job): number for number, (_, job) in enumerate(jobs)}
         try:
             while running:
                 done, _ = wait(running, timeout=0.1, return_when=FIRST_COMPLETED)
@@ -151,14 +151,23 @@ def _finished(
                         finished = future.result()
                     yield folder, job, *finished
         except BaseException:
-            for worker in set(multiprocessing.active_children()) - bystanders:  # nobody will read what they compute
+            for worker in multiprocessing.active_children():  # nobody will read what they compute
                 worker.terminate()
             raise
 
 
-def _compute_and_tell(news: "Queue[tuple[int, Row]]", number: int, job: Job) -> tuple[list[Row], dict[str, Tensor]]:
+_news: "Queue[tuple[int, Row]]"  # of a worker process: the way back for its rows
+
+
+def _begin(news: "Queue[tuple[int, Row]]") -> None:
+    global _news  # noqa: PLW0603  # a pool hands a queue to its workers only when they start
+    _news = news
+    _news.cancel_join_thread()  # a worker may end although nobody has read its last rows
+
+
+def _compute_and_tell(number: int, job: Job) -> tuple[list[Row], dict[str, Tensor]]:
     with _one_thread():
-        return compute(job, lambda row: news.put((number, row)))
+        return compute(job, lambda row: _news.put((number, row)))
 
 
 @contextmanager

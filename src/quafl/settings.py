@@ -16,7 +16,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
-from quafl.codec import Identity, Lattice
+from quafl.codec import QSGD, Identity, Lattice
 from quafl.core import FedAvg, QuAFL, sgd
 from quafl.core.randomness import derive
 from quafl.core.seams import Algorithm, Codec, Optimizer, Task
@@ -144,12 +144,13 @@ class FedAvgSettings(Local):
         return FedAvg(sampled=self.sampled, local_steps=self.local_steps)
 
 
-class CodecSettings(Section):
-    """How models travel, in both directions."""
+class LatticeSettings(Section):
+    """See codec.lattice; 32 bits mean no compression."""
 
+    name: Literal["lattice"] = "lattice"
     bits: int = 4
     resolution: Positive | None = None
-    spread: Positive = 6.0
+    spread: Positive = 5.5
 
     @field_validator("bits")
     @classmethod
@@ -163,6 +164,30 @@ class CodecSettings(Section):
         if self.bits == Identity.bits:
             return Identity()
         return Lattice(bits=self.bits, resolution=self.resolution, spread=self.spread)
+
+
+class IdentitySettings(Section):
+    """See codec.identity."""
+
+    name: Literal["identity"]
+    bits: Literal[32] = 32
+
+    def build(self) -> Codec:
+        """The codec."""
+        return Identity()
+
+
+class QSGDSettings(Section):
+    """See codec.qsgd."""
+
+    name: Literal["qsgd"]
+    bits: int = Field(default=8, ge=2, le=16)
+    norm: Literal["l2", "min-max"] = "min-max"
+    bucket: int = Field(default=512, ge=32, lt=65536, multiple_of=32)
+
+    def build(self) -> Codec:
+        """The codec."""
+        return QSGD(bits=self.bits, norm=self.norm, bucket=self.bucket)
 
 
 class Run(Section):
@@ -191,7 +216,7 @@ class Settings(Section):
     task: DigitsTask | QuadraticTask = Field(default=DigitsTask(), discriminator="name")
     clients: Clients = Clients()
     algorithm: QuAFLSettings | FedAvgSettings = Field(default=QuAFLSettings(), discriminator="name")
-    codec: CodecSettings = CodecSettings()
+    codec: LatticeSettings | IdentitySettings | QSGDSettings = Field(default=LatticeSettings(), discriminator="name")
     run: Run = Run()
 
     @model_validator(mode="after")
@@ -280,7 +305,7 @@ def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Raw:
 
 
 def _validate(raw: Raw, where: str = "") -> Settings:
-    defaults = {"task": {"name": "digits"}, "algorithm": {"name": "quafl"}}
+    defaults = {"task": {"name": "digits"}, "algorithm": {"name": "quafl"}, "codec": {"name": "lattice"}}
     try:
         return Settings.model_validate(_merge(defaults, raw))
     except ValidationError as error:
@@ -290,7 +315,7 @@ def _validate(raw: Raw, where: str = "") -> Settings:
 def _sentence(error: ErrorDetails) -> str:
     """Key, value, and what is allowed."""
     place = [str(part) for part in error["loc"]]
-    if place[:1] in (["task"], ["algorithm"]) and len(place) > 2:
+    if place[:1] in (["task"], ["algorithm"], ["codec"]) and len(place) > 2:
         del place[1]  # the variant's name, which pydantic puts into the path
     key, value = ".".join(place), error["input"]
     message = error["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
@@ -310,7 +335,9 @@ def _keys_beside(place: list[int | str]) -> list[str]:
     """The keys that the table of an unknown key may have."""
     sections: dict[str, type[Section]] = {
         "clients": Clients,
-        "codec": CodecSettings,
+        "lattice": LatticeSettings,
+        "identity": IdentitySettings,
+        "qsgd": QSGDSettings,
         "run": Run,
         "digits": DigitsTask,
         "quadratic": QuadraticTask,

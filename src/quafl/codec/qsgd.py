@@ -109,5 +109,6 @@ class QSGD:
             step = packet.scales / self._levels
         else:
             step = packet.scales.unflatten(-1, (-1, 2)).diff(dim=-1).squeeze(-1) / self._levels
-        squares: Tensor = step.square().mean(dim=-1)
-        return packet.dim * squares / 6
+        sizes = torch.full_like(step, self.bucket)
+        sizes[..., -1:] -= self.bucket * step.shape[-1] - packet.dim
+        return (sizes * step.square()).sum(dim=-1) / 6

@@ -1,8 +1,8 @@
 """When a key is too far away: the next bits of the same lattice points, for the blocks that failed.
 
 The result is the one the first message stood for, so that repairs add no bias. The sender needs the vector and the
-request, nothing else. Bits double with every request, until the points are known without any key: a repair always ends.
-Blocks are few; torch serves.
+request, nothing else. One bit doubles the reach, which is nearly always enough; each further request asks for twice as
+many, until the points are known without any key: a repair always ends. Blocks are few; torch serves.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from quafl.codec.rotation import block_count, places, rotate, rotate_back
 from quafl.core.seams import DecodeError, Packet
 
 FULL = 24  # bits that tell a lattice point from all others: |k| < 2^21
-STEP = 2, 16  # least and most bits asked for at once
+MOST = 16  # bits asked for at once
 
 
 def answer(x: Tensor, request: Packet) -> Packet:
@@ -42,9 +42,9 @@ def repair(vector: Tensor, packet: Packet, key: Tensor, failed: Tensor, ask: Cal
     blocks = failed.nonzero().squeeze(-1)
     layout = packet.symbols.view(hashing.BLOCK // 32, packet.bits, block_count(packet.dim))
     residues = unpack_groups(layout[..., blocks], packet.bits)
-    sent = packet.bits
+    sent, wanted = packet.bits, 1
     while len(blocks):
-        more = min(max(sent, STEP[0]), STEP[1], FULL - sent)
+        more = min(wanted, MOST, FULL - sent)
         request = replace(
             packet,
             kind="request",
@@ -57,7 +57,7 @@ def repair(vector: Tensor, packet: Packet, key: Tensor, failed: Tensor, ask: Cal
         reply = ask(request)
         _check_reply(reply, request)
         residues = residues | (unpack(reply.symbols, more, hashing.BLOCK, len(blocks)) << sent)
-        sent += more
+        sent, wanted = sent + more, 2 * wanted
         words = hashing.words(packet.seed, blocks)
         k, known = _points(residues, sent, packet, key, blocks, words)
         right = known & (checksum(k, sent, words) == reply.checks)

@@ -1,0 +1,143 @@
+"""One format, three kernels: every pair that this machine has agrees, bit for bit."""
+
+import os
+import subprocess
+import sys
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+
+from quafl.codec import Lattice
+from quafl.codec.kernels import LIMIT, Kernel, available, kernel_for, kernel_named
+from quafl.codec.kernels.oracle import Oracle
+
+CUDA = torch.cuda.is_available()
+
+
+def kernels() -> dict[str, Kernel]:
+    """All that can run here; C once per instruction set."""
+    found: dict[str, Kernel] = {"torch": Oracle()}
+    if "c" in available():
+        from quafl.codec.kernels.native import INSTRUCTION_SETS, Native
+
+        for name in INSTRUCTION_SETS:
+            kernel = Native(at_most=name)
+            found[kernel.instruction_set] = kernel
+    if CUDA:
+        found["triton"] = kernel_named("triton")
+    return found
+
+
+KERNELS = kernels()
+
+
+def place(name: str, *tensors: Tensor) -> list[Tensor]:
+    return [tensor.cuda() if name == "triton" else tensor.cpu() for tensor in tensors]
+
+
+def case(dim: int, bits: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    rng = torch.Generator().manual_seed(100 * dim + bits)
+    x = torch.randn(3, dim, generator=rng)
+    key = x + 0.01 * torch.randn(dim, generator=rng)
+    return x, key, torch.randint(2**63 - 1, (3,), generator=rng), torch.full((3,), 0.12 / (2**bits - 1))
+
+
+def assert_agree(writer: str, reader: str, dim: int, bits: int) -> None:
+    x, key, seed, side = case(dim, bits)
+    encoded = KERNELS[writer].encode(*place(writer, x, seed, side), bits)
+    expected = Oracle().encode(x, seed, side, bits)
+    for got, wanted in zip(encoded, expected, strict=True):
+        assert torch.equal(got.cpu(), wanted)
+    for keys in key, key[:1], key + 3.0:  # a key each, one for all, and ones that are too far away
+        message = place(reader, encoded.symbols, encoded.checks, seed, side)
+        decoded = KERNELS[reader].decode(*message, bits, *place(reader, keys))
+        wanted = Oracle().decode(expected.symbols, expected.checks, seed, side, bits, keys)
+        assert torch.equal(decoded.failed.cpu(), wanted.failed)
+        whole = ~wanted.failed.any(dim=-1)
+        assert torch.equal(decoded.vectors.cpu()[whole], wanted.vectors[whole])
+
+
+@pytest.mark.parametrize("bits", range(1, 14))
+@pytest.mark.parametrize(("writer", "reader"), list(product(KERNELS, KERNELS)))
+def test_each_kernel_decodes_what_each_has_encoded(writer: str, reader: str, bits: int) -> None:
+    for dim in (1, 1025, 5000):
+        assert_agree(writer, reader, dim, bits)
+
+
+@pytest.mark.parametrize("bits", [14, 16])
+@pytest.mark.parametrize("name", KERNELS)
+def test_widths_up_to_16_agree_within_the_range(name: str, bits: int) -> None:
+    x, _, seed, side = case(5000, bits)
+    message = KERNELS[name].encode(*place(name, x / 100, seed, side), bits)
+    expected = Oracle().encode(x / 100, seed, side, bits)
+    assert all(torch.equal(got.cpu(), wanted) for got, wanted in zip(message, expected, strict=True))
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("dim", [0, 1023, 1024, 16 * 1024, 17 * 1024 + 5, 4096 * 1024 + 1])
+def test_any_dimension_works(name: str, dim: int) -> None:
+    assert_agree(name, name, dim, 4)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, 1e9])
+def test_what_is_out_of_range_or_not_finite_is_told(name: str, bad: float) -> None:
+    x, _, seed, side = case(3000, 8)
+    x[1, 77] = bad
+    widest = KERNELS[name].encode(*place(name, x, seed, side), 8).widest.cpu()
+    assert [bool(row <= LIMIT) for row in widest] == [True, False, True]
+
+
+def test_no_rows_are_no_rows() -> None:
+    for name, kernel in KERNELS.items():
+        x, key, seed, side = case(2000, 4)
+        assert len(kernel.encode(*place(name, x[:0], seed[:0], side[:0]), 4).checks) == 0
+        message = kernel.encode(*place(name, x[:1], seed[:1], side[:1]), 4)
+        none = kernel.decode(*message[:2], *place(name, seed[:1], side[:1]), 4, *place(name, key[:0]))
+        assert len(none.vectors) == 0
+
+
+def test_the_fastest_kernel_at_hand_serves_and_one_can_be_forced() -> None:
+    name = type(kernel_for(torch.device("cpu"))).__name__
+    assert name == ("Native" if "c" in available() else "Oracle")
+    x, *_ = case(4000, 4)
+    rng = torch.Generator()
+    forced = [Lattice(bits=4, kernel=name).encode(x, rng.manual_seed(1), distance=1.0) for name in ("torch", None)]
+    assert torch.equal(forced[0].symbols, forced[1].symbols)
+    with pytest.raises(ValueError, match="must be 'torch', 'c' or 'triton'"):
+        Lattice(bits=4, kernel="fortran").encode(x, rng, distance=1.0)
+
+
+INTERPRET = """
+import torch
+from quafl.codec.kernels.fused import Triton
+from quafl.codec.kernels.oracle import Oracle
+rng = torch.Generator().manual_seed(0)
+for dim, bits in (1, 4), (5000, 1), (1500, 3), (1024, 4), (9 * 1024 - 7, 8), (1025, 13):
+    x = torch.randn(2, dim, generator=rng)
+    key = x + 0.01 * torch.randn(dim, generator=rng)
+    seed, side = torch.randint(2**63 - 1, (2,), generator=rng), torch.full((2,), 0.12 / (2**bits - 1))
+    message, expected = (kernel.encode(x, seed, side, bits) for kernel in (Triton(), Oracle()))
+    assert all(torch.equal(a, b) for a, b in zip(message, expected)), (dim, bits)
+    for keys in key, key[:1] + 3.0:
+        got, wanted = (k.decode(*expected[:2], seed, side, bits, keys) for k in (Triton(), Oracle()))
+        assert torch.equal(got.failed, wanted.failed), (dim, bits)
+        whole = ~wanted.failed.any(dim=-1)
+        assert torch.equal(got.vectors[whole], wanted.vectors[whole]), (dim, bits)
+print("agree")
+"""
+
+
+def test_the_triton_kernel_agrees_in_its_interpreter() -> None:
+    pytest.importorskip("triton", reason="needs Triton (the extra 'cuda')")
+    done = subprocess.run(
+        [sys.executable, "-c", INTERPRET],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.stdout.strip() == "agree", done.stderr[-2000:]
