@@ -3,8 +3,8 @@
     python benchmarks/codec.py cpu|gpu|quality|live|page ... [--out FOLDER]
 
 Speeds are ratios to a copy of the same vector in the same run, on one thread. `quality` and `live` train a real network
-on real data (a perceptron of 1.4 million parameters on scikit-learn's digits, clients with few labels). `page` draws the
-picture of docs/codec.md from the recorded JSON.
+on real data (a perceptron of 1.4 million parameters on scikit-learn's digits, clients with few labels). `page` draws
+the picture of docs/codec.md from the recorded JSON.
 """
 
 import argparse
@@ -102,32 +102,32 @@ def cpu() -> Result:
                     }
                 )
                 print(rows[-1], flush=True)
-    return {"speed": rows, "memory": memory()}
+    return {"speed": rows, "memory": memory() if "c" in available() else []}
 
 
 def memory() -> list[Result]:
-    """The most that a call holds at once besides its arguments, in multiples of the vector, from the process's own
-    high-water mark."""
-    if "c" not in available():
-        return []
-    import resource
-
-    def peak() -> int:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-    dim, rows = 100_000_000, []
+    """The most that a call holds at once besides its arguments, in multiples of the vector: the process's own
+    high-water mark (Linux), reset before the call."""
+    dim, codec = 100_000_000, Lattice(bits=4)
     x, key = vectors(dim, "cpu")
-    codec = Lattice(bits=4)
-    before = peak()
-    packet = codec.encode(x[0], torch.Generator(), distance=0.01 * dim**0.5)
-    after = peak()
-    rows.append(
-        {"call": "encode", "d": dim, "output": packet.nbytes / (4 * dim), "growth": (after - before) / (4 * dim)}
-    )
-    decoded = codec.decode(packet, key=key[0])
-    rows.append({"call": "decode", "d": dim, "output": 1.0, "growth": (peak() - after) / (4 * dim)})
-    assert (decoded - x[0]).norm() < 0.01 * dim**0.5
-    return rows
+
+    def held(name: str) -> int:
+        status = Path("/proc/self/status").read_text(encoding="ascii")
+        return 1024 * int(status.split(name + ":")[1].split()[0])
+
+    def growth(call: Callable[[], Packet | Tensor]) -> tuple[Packet | Tensor, float]:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+        before = held("VmRSS")
+        result = call()
+        return result, round((held("VmHWM") - before) / (4 * dim), 3)
+
+    packet, encoding = growth(lambda: codec.encode(x[0], torch.Generator(), distance=0.01 * dim**0.5))
+    assert isinstance(packet, Packet)
+    _, decoding = growth(lambda: codec.decode(packet, key=key[0]))
+    return [
+        {"call": "encode", "d": dim, "output": round(packet.nbytes / (4 * dim), 3), "growth": encoding},
+        {"call": "decode", "d": dim, "output": 1.0, "growth": decoding},
+    ]
 
 
 def gpu() -> Result:
