@@ -108,7 +108,7 @@ def cpu() -> Result:
 def memory() -> list[Result]:
     """The most that a call holds at once besides its arguments, in multiples of the vector: the process's own
     high-water mark (Linux), reset before the call."""
-    dim, codec = 100_000_000, Lattice(bits=4)
+    dim, codec = 100_000_000, Lattice(bits=4, spread=7.0)
     x, key = vectors(dim, "cpu")
 
     def held(name: str) -> int:
@@ -157,7 +157,7 @@ def gpu() -> Result:
             print(rows[-1], flush=True)
     torch.cuda.reset_peak_memory_stats()
     base = torch.cuda.memory_allocated()
-    packet = Lattice(bits=4).encode(x[0], torch.Generator(), distance=0.01 * dim**0.5)
+    packet = Lattice(bits=4, spread=7.0).encode(x[0], torch.Generator(), distance=0.01 * dim**0.5)
     grown = torch.cuda.max_memory_allocated() - base
     memory_rows = [{"call": "encode", "d": dim, "output": packet.nbytes / (4 * dim), "growth": grown / (4 * dim)}]
     base = torch.cuda.memory_allocated()
@@ -241,7 +241,7 @@ def live() -> Result:
     """Both directions through the codec, the client decoding with X^i, its base."""
     rows = []
     for bits in (4, 3, 2):
-        for spread in (4.5, 5.5):
+        for spread in (4.5, 6.0):
             watched = Watched(Lattice(bits=bits, spread=spread))
             _, scores = live_run(watched, 160 * 10 * bits / 32, lr=0.2)
             log = watched.log[20:]  # without the first two rounds, in which nobody knows a distance

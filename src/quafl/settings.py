@@ -150,7 +150,7 @@ class LatticeSettings(Section):
     name: Literal["lattice"] = "lattice"
     bits: int = 4
     resolution: Positive | None = None
-    spread: Positive = 5.5
+    spread: Positive = 6.0
 
     @field_validator("bits")
     @classmethod

@@ -33,7 +33,7 @@ class Lattice:
 
     bits: int = 4
     resolution: float | None = None
-    spread: float = 5.5
+    spread: float = 6.0
     kernel: str | None = None
 
     def __post_init__(self) -> None:

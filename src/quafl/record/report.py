@@ -85,7 +85,7 @@ def page(curves: Sequence[Curve]) -> str:
 <p class="verdict">{escape(verdict(curves))}</p>
 {_table(curves)}
 <p class="small">Mean ± standard deviation over seeds. A time followed by (2/3) is of the two seeds of three that
-reached the target. A repair is a message that did not decode and was sent again.</p>
+reached the target. A repair is a message that did not decode at first and was refined.</p>
 <h2>Curves</h2>
 <div class="figures">{pictures}</div>
 <p class="small">Lines are means over seeds, bands one standard deviation; the dashed line is the target.</p>
