@@ -128,13 +128,23 @@ def test_a_run_that_diverges_ends_with_a_sentence_and_keeps_what_was_finished(tm
 
 
 def test_an_interrupted_run_ends_at_once_and_keeps_what_was_finished(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "quafl.cli", "run", "demo", "--out", "out", "--set", "run.until=100000", "-j", "2"]
+    (tmp_path / "two.toml").write_text(
+        """
+        [curves."Quick"]
+        run = { until = 5.0, seeds = [0] }
+        [curves."Long"]
+        run = { until = 1e6, seeds = [0] }
+        """
+    )
+    command = [sys.executable, "-m", "quafl.cli", "run", "two.toml", "--out", "out", "-j", "2"]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    wait_for(tmp_path / "out" / "quafl" / "settings.toml")
+    wait_for(tmp_path / "out" / "quick" / "model-seed0.safetensors")
     process.send_signal(signal.SIGINT)  # to the parent alone: its workers have to be told
     _, error = process.communicate(timeout=60)
     assert process.returncode == 130
     assert error.strip() == "quafl: interrupted; the seeds that were finished are kept"
+    assert read_rows(tmp_path / "out" / "quick" / "rows.csv")
+    assert not (tmp_path / "out" / "long" / "rows.csv").exists()
 
 
 def wait_for(path: Path) -> None:

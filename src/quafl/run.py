@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import platform
 import re
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from contextlib import contextmanager
@@ -163,6 +164,7 @@ def _begin(news: "Queue[tuple[int, Row]]") -> None:
     global _news  # noqa: PLW0603  # a pool hands a queue to its workers only when they start
     _news = news
     _news.cancel_join_thread()  # a worker may end although nobody has read its last rows
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
 
 
 def _compute_and_tell(number: int, job: Job) -> tuple[list[Row], dict[str, Tensor]]:
