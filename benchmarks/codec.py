@@ -11,6 +11,7 @@ import argparse
 import ctypes
 import json
 import platform
+import re
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -329,7 +330,7 @@ def table(rows: list[Result]) -> str:
 
 
 def page(out: Path) -> None:
-    """The picture of docs/codec.md: error against bits."""
+    """The picture of docs/codec.md, error against bits, and all tables, from what was recorded."""
     from matplotlib.figure import Figure
 
     measured = json.loads((out / "codec-quality.json").read_text(encoding="utf-8"))["rows"]
@@ -349,6 +350,31 @@ def page(out: Path) -> None:
     axes.grid(alpha=0.25)
     (out.parent / "img").mkdir(exist_ok=True)
     figure.savefig(out.parent / "img" / "codec.png", dpi=150)
+    for text in (out.parent / "codec.md", out / "codec.md"):
+        filled = re.sub(
+            r"<!-- (\w+) (\w+) -->\n.*?<!-- end -->",
+            lambda mark: f"<!-- {mark[1]} {mark[2]} -->\n{recorded(out, mark[1], mark[2])}\n<!-- end -->",
+            text.read_text(encoding="utf-8"),
+            flags=re.DOTALL,
+        )
+        text.write_text(filled, encoding="utf-8")
+
+
+def recorded(out: Path, what: str, name: str) -> str:
+    """A recorded table; that of error against bits with a column per codec."""
+    rows = json.loads((out / f"codec-{what}.json").read_text(encoding="utf-8"))[name]
+    if what != "quality":
+        return table(rows)
+    columns = {
+        bits: [row for row in rows if row["bits"] == bits] for bits in dict.fromkeys(row["bits"] for row in rows)
+    }
+    return table(
+        [
+            {"bits": bits}
+            | {r["codec"]: f"{r['error / distance²']:g} @ {r['bits / coordinate on the wire']}" for r in together}
+            for bits, together in columns.items()
+        ]
+    )
 
 
 def main() -> None:

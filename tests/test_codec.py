@@ -122,6 +122,16 @@ def test_distance_zero_gives_a_side_that_float32_can_still_resolve() -> None:
     torch.testing.assert_close(Lattice(bits=4).decode(packet, key=nothing), nothing)
 
 
+def test_a_side_too_small_for_float32_is_raised() -> None:
+    x = torch.randn(3, 3000, generator=rng())
+    x[1] *= 1e6
+    packet = Lattice(bits=8, resolution=1e-4).encode(x, rng())
+    assert packet.side.tolist()[::2] == pytest.approx([1e-4, 1e-4])
+    assert packet.side[1] > 1e6 * 3 / 2**20
+    decoded = Lattice(bits=8).decode(packet, key=x)
+    assert ((decoded - x).norm(dim=-1) < 0.35 * packet.side * 3000**0.5).all()
+
+
 def test_rows_are_encoded_and_decoded_like_single_vectors() -> None:
     key = torch.randn(1500, generator=rng(3))
     x = key + 0.01 * torch.randn(2, 3, 1500, generator=rng(4))

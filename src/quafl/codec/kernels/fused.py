@@ -274,12 +274,10 @@ def _top_halves(tile, ROWS: tl.constexpr, LANES: tl.constexpr):
 
 
 @jit
-def _move(key_ptr, out_ptr, z, seed, block, row, dim, blocks):
+def _move(out_ptr, key, z, seed, block, row, dim, blocks):
     """The key's coordinates in some rows, moved by z."""
-    inside = row < _column(blocks, dim, block)
-    place = block + _offset(row, blocks)
-    key = tl.load(key_ptr + place, mask=inside, other=0.0)
-    tl.store(out_ptr + place, key + _flip(z, _hash(seed, block, row)), mask=inside)
+    place = out_ptr + block + _offset(row, blocks)
+    tl.store(place, key + _flip(z, _hash(seed, block, row)), mask=row < _column(blocks, dim, block))
 
 
 @jit(do_not_specialize=["dim", "blocks", "message_step", "key_step", "zero"])
@@ -355,12 +353,14 @@ def _decode(
     r00, r01 = _top_halves(r0, 512, LANES)
     r10, r11 = _top_halves(r1, 512, LANES)
     b00, b01 = _top_halves(b0, 512, LANES)
-    key_ptr += number * key_step * dim
+    k0, k1 = _top_halves(key, 1024, LANES)
+    k00, k01 = _top_halves(k0, 512, LANES)
+    k10, k11 = _top_halves(k1, 512, LANES)
     out_ptr += number * dim
-    _move(key_ptr, out_ptr, z00, seed, b00, r00, dim, blocks)
-    _move(key_ptr, out_ptr, z01, seed, b00, r01, dim, blocks)
-    _move(key_ptr, out_ptr, z10, seed, b00, r10, dim, blocks)
-    _move(key_ptr, out_ptr, z11, seed, b00, r11, dim, blocks)
+    _move(out_ptr, k00, z00, seed, b00, r00, dim, blocks)
+    _move(out_ptr, k01, z01, seed, b00, r01, dim, blocks)
+    _move(out_ptr, k10, z10, seed, b00, r10, dim, blocks)
+    _move(out_ptr, k11, z11, seed, b00, r11, dim, blocks)
 
 
 class Triton:
