@@ -122,9 +122,9 @@ def test_a_run_that_diverges_ends_with_a_sentence_and_keeps_what_was_finished(tm
     )
     done = call("run", "two.toml", "--out", "out", "-j", "2", cwd=tmp_path)
     assert done.returncode == 2, done.stderr
-    assert done.stderr.startswith("quafl: Bad [/x], seed 0: ")
-    assert "did training diverge?; finished seeds are kept" in done.stderr
-    assert "Traceback" not in done.stderr
+    (sentence,) = own(done.stderr)
+    assert sentence.startswith("quafl: Bad [/x], seed 0: ")
+    assert sentence.endswith("did training diverge?; finished seeds are kept")
 
 
 def test_an_interrupted_run_ends_at_once_and_keeps_what_was_finished(tmp_path: Path) -> None:
@@ -142,9 +142,14 @@ def test_an_interrupted_run_ends_at_once_and_keeps_what_was_finished(tmp_path: P
     process.send_signal(signal.SIGINT)  # to the parent alone: its workers have to be told
     _, error = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert error.strip() == "quafl: interrupted; the seeds that were finished are kept"
+    assert own(error) == ["quafl: interrupted; the seeds that were finished are kept"]
     assert read_rows(tmp_path / "out" / "quick" / "rows.csv")
     assert not (tmp_path / "out" / "long" / "rows.csv").exists()
+
+
+def own(stderr: str) -> list[str]:
+    """What was said, without the line of an installation that has no C kernel."""
+    return [line for line in stderr.splitlines() if not line.startswith("the c kernel is not available")]
 
 
 def wait_for(path: Path) -> None:

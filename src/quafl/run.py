@@ -1,6 +1,7 @@
 """The runner: every (curve, seed) of an experiment, spread over processes, into run folders."""
 
 import json
+import logging
 import multiprocessing
 import os
 import platform
@@ -20,6 +21,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from quafl.codec.kernels import kernel_for
 from quafl.record.files import write_atomically
 from quafl.record.rows import Row, write_rows
 from quafl.record.summary import RecordError
@@ -136,6 +138,7 @@ def _finished(
                 finished = compute(job, partial(on_row, job))
             yield folder, job, *finished
         return
+    kernel_for(torch.device("cpu"))
     context = multiprocessing.get_context("spawn")  # a process with threads cannot be forked safely
     news: Queue[tuple[int, Row]] = context.Queue()
     with ProcessPoolExecutor(processes, mp_context=context, initializer=_begin, initargs=(news,)) as pool:
@@ -165,6 +168,7 @@ def _begin(news: "Queue[tuple[int, Row]]") -> None:
     _news = news
     _news.cancel_join_thread()  # a worker may end although nobody has read its last rows
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
+    logging.getLogger("quafl").setLevel(logging.ERROR)  # and says once what all of them would
 
 
 def _compute_and_tell(number: int, job: Job) -> tuple[list[Row], dict[str, Tensor]]:

@@ -39,36 +39,38 @@ class Kernel(Protocol):
         """The points nearest to the key."""
 
 
+@cache
 def kernel_for(device: torch.device) -> Kernel:
-    """The fastest that serves the device here."""
-    for name in ("c",) if device.type == "cpu" else ("triton",) if device.type == "cuda" else ():
-        kernel = _available(name)
-        if kernel is not None:
-            return kernel
-    return kernel_named("torch")
+    """The fastest that serves the device here; if that is not the one made for it, one log line says why."""
+    name = {"cpu": "c", "cuda": "triton"}.get(device.type, "torch")
+    kernel = _load(name)
+    if isinstance(kernel, str):
+        logging.getLogger("quafl").warning("the %s kernel is not available (%s); torch serves, slower", name, kernel)
+        return kernel_named("torch")
+    return kernel
 
 
 def kernel_named(name: str) -> Kernel:
     """A particular one: "torch", "c" or "triton"."""
-    kernel = _available(name)
-    if kernel is None:
-        raise ValueError(f"kernel {name!r} is not available here; this installation has {', '.join(available())}")
+    kernel = _load(name)
+    if isinstance(kernel, str):
+        raise ValueError(f"kernel {name!r} is not available here ({kernel}); there are {', '.join(available())}")
     return kernel
 
 
 def available() -> list[str]:
     """The kernels that can be used on this machine."""
-    return [name for name in ("torch", "c", "triton") if _available(name) is not None]
+    return [name for name in ("torch", "c", "triton") if not isinstance(_load(name), str)]
 
 
 @cache
-def _available(name: str) -> Kernel | None:
-    """A missing kernel is said once; torch serves instead."""
-    if name == "torch":
-        from quafl.codec.kernels.oracle import Oracle
-
-        return Oracle()
+def _load(name: str) -> Kernel | str:
+    """The kernel, or why there is none."""
     try:
+        if name == "torch":
+            from quafl.codec.kernels.oracle import Oracle
+
+            return Oracle()
         if name == "c":
             from quafl.codec.kernels.native import Native
 
@@ -78,6 +80,5 @@ def _available(name: str) -> Kernel | None:
 
             return Triton()
     except (ImportError, OSError) as error:
-        logging.getLogger("quafl").warning("the %s kernel is not available (%s); torch serves instead", name, error)
-        return None
+        return str(error)
     raise ValueError(f"kernel is {name!r}, must be 'torch', 'c' or 'triton'")
