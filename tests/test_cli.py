@@ -140,11 +140,31 @@ def test_an_interrupted_run_ends_at_once_and_keeps_what_was_finished(tmp_path: P
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_for(tmp_path / "out" / "quick" / "model-seed0.safetensors")
     process.send_signal(signal.SIGINT)  # to the parent alone: its workers have to be told
-    _, error = process.communicate(timeout=60)
+    try:
+        _, error = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 130
     assert own(error) == ["quafl: interrupted; the seeds that were finished are kept"]
     assert read_rows(tmp_path / "out" / "quick" / "rows.csv")
     assert not (tmp_path / "out" / "long" / "rows.csv").exists()
+
+
+def test_a_result_that_cannot_be_written_ends_the_run_and_its_workers(tmp_path: Path) -> None:
+    """The failure is outside the pool, between two results: nobody may then wait for the run that goes on."""
+    (tmp_path / "two.toml").write_text(
+        """
+        [curves."Quick"]
+        run = { until = 5.0, seeds = [0] }
+        [curves."Long"]
+        run = { until = 1e6, seeds = [0] }
+        """
+    )
+    (tmp_path / "out" / "quick" / "rows.csv.part").mkdir(parents=True)  # where the rows are written first
+    done = call("run", "two.toml", "--out", "out", "-j", "2", cwd=tmp_path)
+    (sentence,) = own(done.stderr)
+    assert done.returncode == 2
+    assert sentence.endswith("rows.csv.part: Is a directory")
 
 
 def own(stderr: str) -> list[str]:

@@ -7,15 +7,16 @@ import os
 import platform
 import re
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
 from multiprocessing.queues import Queue
 from pathlib import Path
+from threading import Event, current_thread, main_thread
 
 import safetensors.torch
 import torch
@@ -103,8 +104,9 @@ def run(folders: Sequence[RunFolder], *, processes: int, on_row: Callable[[Job, 
     """Run all seeds of all curves; a seed's rows and model are on disk as soon as it is finished."""
     jobs = [(folder, Job(folder.settings, seed)) for folder in folders for seed in folder.settings.run.seeds]
     jobs.sort(key=lambda pair: pair[1].settings.run.seeds.index(pair[1].seed))  # the curves progress side by side
-    for folder, job, rows, model in _finished(jobs, min(processes, len(jobs)), on_row):
-        folder.add(job.seed, rows, model)
+    with closing(_finished(jobs, min(processes, len(jobs)), on_row)) as finished:  # whatever happens, its workers end
+        for folder, job, rows, model in finished:
+            folder.add(job.seed, rows, model)
 
 
 def compute(job: Job, on_row: Callable[[Row], None]) -> tuple[list[Row], dict[str, Tensor]]:
@@ -130,7 +132,7 @@ def compute(job: Job, on_row: Callable[[Row], None]) -> tuple[list[Row], dict[st
 
 def _finished(
     jobs: Sequence[tuple[RunFolder, Job]], processes: int, on_row: Callable[[Job, Row], None]
-) -> Iterator[tuple[RunFolder, Job, list[Row], dict[str, Tensor]]]:
+) -> Generator[tuple[RunFolder, Job, list[Row], dict[str, Tensor]], None, None]:
     """The jobs as they end, with what they computed. Each computes in one thread: with the same seed, the same bits."""
     if processes == 1:
         for folder, job in jobs:
@@ -141,10 +143,15 @@ def _finished(
     kernel_for(torch.device("cpu"))
     context = multiprocessing.get_context("spawn")  # a process with threads cannot be forked safely
     news: Queue[tuple[int, Row]] = context.Queue()
-    with ProcessPoolExecutor(processes, mp_context=context, initializer=_begin, initargs=(news,)) as pool:
+    with (
+        _noticing_interrupts() as interrupted,
+        ProcessPoolExecutor(processes, mp_context=context, initializer=_begin, initargs=(news,)) as pool,
+    ):
         running = {pool.submit(_compute_and_tell, number, job): number for number, (_, job) in enumerate(jobs)}
         try:
             while running:
+                if interrupted.is_set():
+                    raise KeyboardInterrupt
                 done, _ = wait(running, timeout=0.1, return_when=FIRST_COMPLETED)
                 while not news.empty():
                     number, row = news.get()
@@ -158,6 +165,21 @@ def _finished(
             for worker in multiprocessing.active_children():  # nobody will read what they compute
                 worker.terminate()
             raise
+
+
+@contextmanager
+def _noticing_interrupts() -> Iterator[Event]:
+    """Ctrl-C sets the event, which is looked at where nothing is half done: raised anywhere, it could leave a lock of
+    the pool taken, or be lost in a destructor."""
+    interrupted = Event()
+    if current_thread() is not main_thread():  # where Python does not deliver signals
+        yield interrupted
+        return
+    before = signal.signal(signal.SIGINT, lambda number, frame: interrupted.set())
+    try:
+        yield interrupted
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 _news: "Queue[tuple[int, Row]]"  # of a worker process: the way back for its rows
