@@ -89,9 +89,9 @@ def cpu() -> Result:
             for name, kernel in reversed(kernels.items()):
                 if name == "torch" and (dim > 2_000_000 and bits != 4):
                     continue
-                copy = fastest(lambda: ctypes.memmove(room.data_ptr(), x.data_ptr(), 4 * dim))  # noqa: B023
+                copy = fastest(lambda: ctypes.memmove(room.data_ptr(), x.data_ptr(), 4 * dim))  # noqa: B023  # called at once
                 times = kernel_times(kernel, x, key, bits, fastest)
-                both = fastest(lambda: plain(x, key, bits), 3)  # noqa: B023
+                both = fastest(lambda: plain(x, key, bits), 3)  # noqa: B023  # called at once
                 rows.append(
                     {
                         "d": dim,
@@ -144,7 +144,7 @@ def gpu() -> Result:
         x, key = vectors(dim, "cuda")
         room = torch.empty_like(x)
         for bits in (4, 8, 14):
-            copy = clock(lambda: room.copy_(x))  # noqa: B023
+            copy = clock(lambda: room.copy_(x))  # noqa: B023  # called at once
             times = kernel_times(Triton(), x, key, bits, clock)
             rows.append(
                 {
@@ -272,7 +272,7 @@ def pair() -> tuple[Tensor, Tensor]:
 
     class Keep(Identity):
         __slots__ = ()
-        kept: list[tuple[Tensor, Tensor]] = []  # noqa: RUF012
+        kept: list[tuple[Tensor, Tensor]] = []  # noqa: RUF012  # shared on purpose
 
         def decode(self, packet: Packet, *, key: Tensor, refine: Any = None) -> Tensor:
             decoded = super().decode(packet, key=key, refine=refine)
