@@ -11,10 +11,10 @@ from worlds import NEVER, World, world
 
 from quafl.codec import Lattice
 from quafl.core import QuAFL, sgd
-from quafl.core.client import newcomers
+from quafl.core.client import newcomer
 from quafl.core.seams import ClientState, Note
 from quafl.record.diagnostics import mean_model, potential
-from quafl.sim.speeds import Constant
+from quafl.sim.speeds import Constant, steady
 from quafl.tasks import Quadratic
 
 D = 40
@@ -32,7 +32,7 @@ def scattered(n: int, spread: float = 1.0) -> Tensor:
 @pytest.mark.parametrize("unreachable", [0.0, 0.5], ids=["all answer", "some do not answer"])
 def test_contact_preserves_the_mean_of_all_models(unreachable: float) -> None:
     w = world(still(8), 8, QuAFL(sampled=4), speeds=NEVER, unreachable=unreachable)
-    w.fleet.clients.base.copy_(scattered(8))
+    w.scatter(scattered(8))
     before = w.everybody(w.start)
     after = w.everybody(w.rounds(10)[-1])
     assert not torch.allclose(after, before, atol=1e-2)
@@ -44,7 +44,7 @@ def test_contact_preserves_the_mean_in_expectation_when_quantized() -> None:
     drifts = []
     for seed in range(300):
         w = world(still(4), 4, QuAFL(sampled=2), codec=Lattice(bits=3), speeds=NEVER, seed=seed)
-        w.fleet.clients.base.copy_(scattered(4, 0.1))
+        w.scatter(scattered(4, 0.1))
         start = replace(w.start, distance=0.1 * D**0.5)
         before = w.everybody(start).mean(dim=0)
         drifts.append(w.everybody(w.rounds(1, start)[0]).mean(dim=0) - before)
@@ -64,11 +64,11 @@ def test_the_lattice_side_does_not_feed_on_its_own_noise() -> None:
 
 def test_contact_without_progress_never_raises_the_potential() -> None:
     w = world(still(8), 8, QuAFL(sampled=3), speeds=NEVER)
-    w.fleet.clients.base.copy_(scattered(8))
-    levels = [potential(w.start.model, w.fleet.clients.base)]
+    w.scatter(scattered(8))
+    levels = [potential(w.start.model, w.bases())]
     states = w.algorithm.rounds(w.start, w.fleet, w.codecs, w.clock, w.rng)
     for _ in range(30):
-        levels.append(potential(next(states).model, w.fleet.clients.base))
+        levels.append(potential(next(states).model, w.bases()))
     assert all(later <= earlier + 1e-5 for earlier, later in pairwise(levels))
     assert levels[-1] < 0.05 * levels[0]
 
@@ -79,33 +79,34 @@ def test_server_and_client_updates_equal_lines_8_and_6_by_hand() -> None:
     w = world(task, 2, QuAFL(sampled=2, local_steps=1, wait=1.0), lr=0.5)
     first = w.rounds(1)[0]
     assert first.model.item() == pytest.approx((1 + 0 + 4) / 3)
-    assert w.fleet.clients.base.flatten().tolist() == pytest.approx([1 / 3, 1 / 3 + 8 / 3])
+    assert w.bases().flatten().tolist() == pytest.approx([1 / 3, 1 / 3 + 8 / 3])
     second = w.rounds(1, first)[0]
     assert second.model.item() == pytest.approx((5 / 3 + 0 + 4) / 3)
-    assert w.fleet.clients.base.flatten().tolist() == pytest.approx([5 / 9, 5 / 9 + 8 / 3])
+    assert w.bases().flatten().tolist() == pytest.approx([5 / 9, 5 / 9 + 8 / 3])
 
 
 @pytest.mark.parametrize(
     ("server", "client", "model", "bases"),
     [
-        (True, True, 5 / 3, [1 / 3, 3.0]),
-        (True, False, 5 / 3, [1.0, 1.0]),
-        (False, True, 2.0, [1 / 3, 3.0]),
-        (False, False, 2.0, [1.0, 1.0]),
+        (1.0, 1.0, 5 / 3, [1 / 3, 3.0]),
+        (1.0, 0.0, 5 / 3, [1.0, 1.0]),
+        (0.0, 1.0, 2.0, [1 / 3, 3.0]),
+        (0.0, 0.0, 2.0, [1.0, 1.0]),
+        (0.5, 0.25, 11 / 6, [5 / 6, 1.5]),  # on the straight line between the variants
     ],
 )
-def test_averaging_can_be_switched_off_at_either_end(
-    server: bool, client: bool, model: float, bases: list[float]
+def test_averaging_can_be_weakened_at_either_end(
+    server: float, client: float, model: float, bases: list[float]
 ) -> None:
     task = Quadratic(torch.tensor([2.0]), torch.tensor([[0.0], [4.0]]), start=torch.tensor([1.0]))
     algorithm = QuAFL(sampled=2, local_steps=1, wait=1.0, server_averaging=server, client_averaging=client)
     w = world(task, 2, algorithm, lr=0.5)
     assert w.rounds(1)[0].model.item() == pytest.approx(model)
-    assert w.fleet.clients.base.flatten().tolist() == pytest.approx(bases)
+    assert w.bases().flatten().tolist() == pytest.approx(bases)
 
 
 def client(*, expected_steps: float, contacts: int) -> ClientState:
-    fresh = newcomers(1, torch.tensor([10.0]), torch.empty(0), budget=5, optimizer=sgd(0.1))
+    fresh = ClientState.stack([newcomer(torch.tensor([10.0]), torch.empty(0), sgd(0.1))])
     return replace(
         fresh,
         progress=torch.tensor([[4.0]]),
@@ -140,7 +141,9 @@ def test_slowest_speed_is_the_least_mean_of_steps_and_never_below_its_floor() ->
     """Clients 0 and 1 complete 4 and 2 steps between contacts; client 2 none."""
     for times, slowest in ([1.0, 2.0, 2.0], 2.0), ([1.0, 2.0, NEVER], 0.1):
         algorithm = QuAFL(sampled=3, local_steps=9, weighted=True, wait=4.0)
-        w = world(Quadratic(torch.ones(1), torch.zeros(3, 1)), 3, algorithm, speeds=Constant(torch.tensor(times)))
+        w = world(
+            Quadratic(torch.ones(1), torch.zeros(3, 1)), 3, algorithm, speeds=Constant(steady(torch.tensor(times)))
+        )
         state = w.rounds(6)[-1]
         assert state.extra["speeds"].tolist() == pytest.approx([4.0, 2.0, 2.0 if slowest == 2.0 else 0.0])
         assert algorithm._slowest(state.extra["speeds"], w.fleet) == pytest.approx(slowest)
@@ -148,7 +151,7 @@ def test_slowest_speed_is_the_least_mean_of_steps_and_never_below_its_floor() ->
 
 def test_a_round_that_nobody_answers_changes_nothing() -> None:
     w = world(still(4), 4, QuAFL(sampled=2, patience=3.0), unreachable=1.0, codec=Lattice(bits=4))
-    w.fleet.clients.base.copy_(scattered(4))
+    w.scatter(scattered(4))
     before = w.everybody(w.start)
     state = w.rounds(2)[-1]
     assert torch.equal(w.everybody(state), before)
@@ -188,7 +191,7 @@ def test_mean_trajectory_follows_the_exact_linear_recursion(codec: Lattice | Non
 def test_a_yielded_state_is_all_the_server_needs_to_go_on() -> None:
     def fresh() -> World:
         task = Quadratic(torch.ones(D), scattered(6), noise=0.1)
-        speeds = Constant(torch.tensor([0.4, 0.5, 0.7, 1.0, 1.5, 2.0]))
+        speeds = Constant(steady(torch.tensor([0.4, 0.5, 0.7, 1.0, 1.5, 2.0])))
         return world(task, 6, QuAFL(sampled=3, weighted=True, wait=2.0), codec=Lattice(bits=4), speeds=speeds)
 
     straight = fresh().rounds(30)
@@ -209,7 +212,7 @@ def test_each_side_decodes_with_its_own_model_as_the_key() -> None:
 
 def test_the_server_expects_the_distances_measured_and_its_own_step() -> None:
     w = world(still(2), 2, QuAFL(sampled=2), speeds=NEVER)
-    w.fleet.clients.base.copy_(torch.stack((torch.full((D,), 3.0), torch.full((D,), 4.0))))
+    w.scatter(torch.stack((torch.full((D,), 3.0), torch.full((D,), 4.0))))
     state = w.rounds(1)[0]
     measured, step = (9 + 16) * D / 2, (7 / 3) ** 2 * D
     assert state.distance == pytest.approx((measured + step) ** 0.5)
@@ -245,5 +248,5 @@ def test_quafl_finds_the_minimum_of_heterogeneous_quadratics() -> None:
     task = Quadratic(torch.linspace(0.1, 1, D), 1 + scattered(10))
     w = world(task, 10, QuAFL(sampled=5, local_steps=3, wait=3.0), codec=Lattice(bits=4), lr=0.05)
     state = w.rounds(400)[-1]
-    everybody = mean_model(state.model, w.fleet.clients.base)
+    everybody = mean_model(state.model, w.bases())
     assert (everybody - task.minimum).norm() < 0.1 * task.minimum.norm()

@@ -11,7 +11,7 @@ from quafl.core import FedAvg, QuAFL
 from quafl.core.randomness import Generators
 from quafl.core.seams import HEADER_BYTES, Codecs
 from quafl.sim.clock import VirtualClock
-from quafl.sim.speeds import Constant, Exponential, fast_and_slow
+from quafl.sim.speeds import Constant, Exponential, fast_and_slow, steady
 from quafl.tasks import Quadratic, Supervised, digits, partition
 
 ALL_SLOW = 8.0
@@ -40,7 +40,7 @@ def test_share_of_zero_step_contacts_of_slow_clients_matches_its_closed_form(
     swt) with probability exp(−Δ/8): p·q/(1 − (1 − p)·q) with q = exp(−(sit + swt)/8)."""
     n, rounds = 20, 1500
     generators = Generators(1)
-    speeds = Exponential(torch.full((n,), ALL_SLOW), generators["speeds"])
+    speeds = Exponential(steady(torch.full((n,), ALL_SLOW)), generators["speeds"])
     w = world(flat_task(n), n, QuAFL(sampled=sampled, wait=wait), speeds=speeds, latency=latency)
     w.rounds(rounds)
     p, q = sampled / n, torch.exp(torch.tensor(-(latency + wait) / ALL_SLOW)).item()
@@ -51,7 +51,7 @@ def test_share_of_zero_step_contacts_of_slow_clients_matches_its_closed_form(
 
 
 def test_exponential_steps_follow_their_law_and_stop_at_the_budget() -> None:
-    speeds = Exponential(torch.tensor([2.0]), torch.Generator().manual_seed(0))
+    speeds = Exponential(steady(torch.tensor([2.0])), torch.Generator().manual_seed(0))
     ids = torch.zeros(20_000, dtype=torch.int64)
     steps = speeds.steps_within(ids, torch.zeros(len(ids)), 6.0, torch.full_like(ids, 10**6)).double()
     assert steps.mean().item() == pytest.approx(3.0, abs=0.06)
@@ -82,7 +82,7 @@ def test_a_quafl_round_takes_the_waiting_and_the_interaction_time_whatever_the_c
 
 
 def test_a_fedavg_round_waits_for_its_slowest_client() -> None:
-    speeds = Constant(torch.tensor([1.0, 2.0, 8.0]))
+    speeds = Constant(steady(torch.tensor([1.0, 2.0, 8.0])))
     w = world(flat_task(3), 3, FedAvg(sampled=3, local_steps=5), speeds=speeds, latency=10.0)
     w.rounds(4)
     assert w.clock.now() == 4 * (5 * 8.0 + 10.0)
@@ -101,7 +101,7 @@ def test_fedavg_equals_a_hand_computation() -> None:
 
 def test_fedavg_drops_who_does_not_answer_in_time_for_good() -> None:
     """Client 2 takes longer than two rounds: what it sends in the third is too late for the first."""
-    speeds = Constant(torch.tensor([1.0, 1.0, 12.0]))
+    speeds = Constant(steady(torch.tensor([1.0, 1.0, 12.0])))
     task = flat_task(3)
     w = world(task, 3, FedAvg(sampled=3, local_steps=1, patience=5.0), speeds=speeds, lr=1.0)
     for state in w.rounds(6):
@@ -145,7 +145,7 @@ def test_counts_below_one_are_refused(algorithm: type[QuAFL] | type[FedAvg], wro
 def test_the_interaction_time_shrinks_with_the_bits() -> None:
     def latency(bits: int) -> float:
         codec = Identity() if bits == 32 else Lattice(bits=bits)
-        return quafl.World().latency(Codecs(up=codec, down=codec))
+        return quafl.World().link(20, Codecs(up=codec, down=codec)).latency
 
     assert (latency(32), latency(14), latency(4)) == (10.0, 10 * 14 / 32, 1.25)
 
@@ -163,7 +163,7 @@ def test_the_baseline_is_gradient_descent_at_the_speed_of_one_slow_node() -> Non
 def test_the_last_clients_are_the_slow_ones() -> None:
     assert fast_and_slow(8, slow=0.25).tolist() == [2.0] * 6 + [8.0] * 2
     with pytest.raises(ValueError, match="step times must be positive"):
-        Constant(torch.tensor([1.0, 0.0]))
+        steady(torch.tensor([1.0, 0.0]))
 
 
 @pytest.mark.parametrize("algorithm", [QuAFL(sampled=3, wait=2.0), FedAvg(sampled=3)], ids=["quafl", "fedavg"])

@@ -1,6 +1,6 @@
 """Small worlds to try algorithms in."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -8,10 +8,12 @@ from torch import Tensor
 from quafl.codec import Identity
 from quafl.core import sgd
 from quafl.core.randomness import Generators
-from quafl.core.seams import Algorithm, Codec, Codecs, ServerState, Speeds, Task
+from quafl.core.seams import Algorithm, Codec, Codecs, Optimizer, ServerState, Speeds, Task
+from quafl.sim import codecs_for
 from quafl.sim.clock import VirtualClock
 from quafl.sim.fleet import SimulatedFleet
-from quafl.sim.speeds import Constant
+from quafl.sim.link import Link
+from quafl.sim.speeds import Constant, steady
 
 NEVER = 1e9  # a step time that no run lives to see
 
@@ -29,8 +31,15 @@ class World:
         states = self.algorithm.rounds(state or self.start, self.fleet, self.codecs, self.clock, self.rng)
         return [next(states) for _ in range(count)]
 
+    def bases(self) -> Tensor:
+        return self.fleet.clients.everybody().base
+
+    def scatter(self, bases: Tensor) -> None:
+        clients = self.fleet.clients
+        clients.put(torch.arange(len(clients)), replace(clients.everybody(), base=bases))
+
     def everybody(self, state: ServerState) -> Tensor:
-        return torch.cat((state.model.unsqueeze(0), self.fleet.clients.base))
+        return torch.cat((state.model.unsqueeze(0), self.bases()))
 
 
 def world(
@@ -40,16 +49,27 @@ def world(
     *,
     codec: Codec | None = None,
     lr: float = 0.1,
+    optimizer: Optimizer | None = None,
     speeds: Speeds | float = 1.0,
     latency: float = 0.0,
+    limited: bool = True,
     unreachable: float = 0.0,
     seed: int = 0,
 ) -> World:
-    codecs = Codecs(*[codec or Identity()] * 2)
+    codecs = codecs_for(algorithm, codec or Identity())
     rng, clock = Generators(seed), VirtualClock()
     if isinstance(speeds, float):
-        speeds = Constant(torch.full((size,), speeds))
+        speeds = Constant(steady(torch.full((size,), speeds)))
     fleet = SimulatedFleet(
-        size, task, sgd(lr), algorithm, codecs, clock, speeds, rng, latency=latency, unreachable=unreachable
+        task,
+        optimizer or sgd(lr),
+        algorithm,
+        codecs,
+        clock,
+        speeds,
+        rng,
+        link=Link(latency),
+        limited=limited,
+        unreachable=unreachable,
     )
     return World(algorithm, codecs, clock, rng, fleet, ServerState(*task.initial()))

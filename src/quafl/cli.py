@@ -4,13 +4,15 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic
 from typing import Annotated, NoReturn
 
+import safetensors.torch
 import typer
 from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 import quafl
@@ -19,8 +21,9 @@ from quafl.record import plots
 from quafl.record import report as reporting
 from quafl.record.files import write_atomically
 from quafl.record.rows import Row
-from quafl.record.summary import Curve, RecordError, ranked, read_curve, read_curves, verdict
+from quafl.record.summary import Curve, RecordError, ranked, read_curve, read_curves, sent, verdict
 from quafl.settings import SettingsError, load
+from quafl.tasks import DataError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
 console = Console()
@@ -33,12 +36,10 @@ def _one_sentence() -> Iterator[None]:
     """Bad input ends with a sentence and exit code 2, not with a traceback."""
     try:
         yield
-    except (SettingsError, RecordError, runner.RunError) as error:
+    except (SettingsError, RecordError, DataError, runner.RunError) as error:
         _complain(str(error))
     except OSError as error:
         _complain(f"{error.filename}: {error.strerror}")
-    except KeyboardInterrupt:
-        _complain("interrupted; the seeds that were finished are kept", code=130)
 
 
 def _complain(sentence: str, code: int = 2) -> NoReturn:
@@ -57,7 +58,9 @@ def _show_version(wanted: bool) -> None:
     "  quafl run demo --out runs/demo\n\n"
     "  quafl run demo --out runs/one --set run.seeds=[7] --set curves.FedAvg.algorithm.lr=0.2\n\n"
     "  quafl run my.toml --out runs/mine\n\n"
-    "  quafl report runs/demo runs/mine --out report.html"
+    "  quafl run --resume runs/mine\n\n"
+    "  quafl report runs/demo runs/mine --out report.html\n\n"
+    "  quafl export runs/demo/quafl --out model.safetensors"
 )
 def main(
     version: Annotated[
@@ -69,36 +72,100 @@ def main(
 
 @app.command()
 def run(
-    source: Annotated[str, typer.Argument(metavar="NAME|FILE.toml", help="A built-in experiment, or a settings file.")],
-    out: Annotated[Path, typer.Option(help="Folder for the results.", file_okay=False)],
+    source: Annotated[
+        str | None, typer.Argument(metavar="NAME|FILE.toml", help="A built-in experiment, or a settings file.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the results.", file_okay=False)] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of every curve, e.g. algorithm.lr=0.2."),
     ] = None,
     jobs: Annotated[int | None, typer.Option("-j", "--jobs", min=1, help="Processes; by default one per core.")] = None,
     overwrite: Annotated[bool, typer.Option(help="Replace an earlier run in the folder.")] = False,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Continue the run in this folder, bit for bit.")
+    ] = None,
 ) -> None:
     """Run an experiment: every curve, every seed. Writes rows, models and report.html."""
     with _one_sentence():
-        curves = load(source, set_ or [])
-        folders = runner.prepare(curves, out, overwrite=overwrite)
-        with _progress() as progress:
-            bars = {
-                c.label: progress.add_task(escape(c.label), total=c.run.until * len(c.run.seeds), best="")
-                for c in curves
-            }
-            seen: dict[tuple[str, int], float] = {}
-
-            def on_row(job: runner.Job, row: Row) -> None:
-                label = job.settings.label
-                before = seen.get((label, job.seed), 0.0)
-                seen[label, job.seed] = row["time"]
-                progress.update(bars[label], advance=row["time"] - before, best=_latest(row))
-
-            runner.run(folders, processes=jobs or os.cpu_count() or 1, on_row=on_row)
-            for bar in bars.values():
-                progress.update(bar, completed=progress.tasks[bar].total)
+        if resume is not None:
+            if source is not None or out is not None or set_ or overwrite:
+                raise SettingsError("--resume takes everything from the folder; give it alone, or with -j")
+            out, folders = resume, runner.reopen(resume)
+        elif source is None or out is None:
+            raise SettingsError("say what to run and where: quafl run NAME|FILE.toml --out DIR, or --resume DIR")
+        else:
+            folders = runner.prepare(load(source, set_ or []), out, overwrite=overwrite)
+        try:
+            with _progress() as progress:
+                bars = _Bars(progress, folders)
+                troubles = runner.run(folders, processes=jobs or os.cpu_count() or 1, on_news=bars)
+                bars.finish()
+        except runner.Interrupted as stopped:
+            _complain(f"interrupted; continue with: quafl run --resume {out}", code=stopped.code)
         _conclude([read_curve(folder.path) for folder in folders], out / REPORT)
+        if troubles:
+            _complain("; ".join(troubles))
+
+
+class _Bars:
+    """A progress bar a curve: how far its seeds are, and what they have reached."""
+
+    def __init__(self, progress: Progress, folders: list[runner.RunFolder]) -> None:
+        self._progress = progress
+        self._began = monotonic()
+        self._latest: dict[tuple[str, int], Row] = {}
+        self._first: dict[tuple[str, int], Row] = {}
+        self._bars = {}
+        for folder in folders:
+            label, plan = folder.settings.label, folder.settings.run
+            self._bars[label] = progress.add_task(escape(label), total=plan.until * len(plan.seeds), news="")
+            progress.update(self._bars[label], completed=plan.until * len(folder.rows))
+
+    def __call__(self, job: runner.Job, word: runner.News) -> None:
+        label = job.settings.label
+        if isinstance(word, str):
+            self._progress.console.print(f"{label}, seed {job.seed}: {word}", style="yellow", markup=False)
+            return
+        key = label, job.seed
+        before = self._latest.get(key, {"time": 0.0})["time"]
+        self._first.setdefault(key, word)
+        self._latest[key] = word
+        self._progress.update(self._bars[label], advance=word["time"] - before, news=self._news(label, word))
+
+    def finish(self) -> None:
+        """The last evaluation may be a little before the end."""
+        for bar in self._bars.values():
+            self._progress.update(bar, completed=self._progress.tasks[bar].total)
+
+    def _news(self, label: str, row: Row) -> str:
+        """Of the seed that was heard last; steps and megabytes of all of the curve's."""
+        mine = [(self._first[key], row) for key, row in self._latest.items() if key[0] == label]
+        rate = sum(row["local_steps"] - first["local_steps"] for first, row in mine) / (monotonic() - self._began)
+        score = f"accuracy {row['accuracy']:.3f}" if "accuracy" in row else f"loss {row['loss']:.3g}"
+        return (
+            f"round {row['round']:,.0f}, time {row['time']:,.0f}, {score}, {rate:,.0f} steps/s, "
+            f"{sum(sent(row) for _, row in mine):,.0f} MB"
+        )
+
+
+@app.command()
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A curve's folder that 'quafl run' wrote.")],
+    out: Annotated[Path, typer.Option(help="The file.", dir_okay=False)] = Path("model.safetensors"),
+    which: Annotated[str, typer.Option(help="The best model of all evaluations, or the last.")] = "best",
+    seed: Annotated[int | None, typer.Option(help="By default the first.")] = None,
+) -> None:
+    """Write a trained model as a state_dict, in safetensors."""
+    with _one_sentence():
+        if which not in ("best", "last"):
+            raise SettingsError(f"--which {which}: must be best or last")
+        model = runner.trained_model(folder, seed=seed, which="best" if which == "best" else "last")
+        with write_atomically(out, "wb") as stream:
+            stream.write(safetensors.torch.save(model))
+        console.print(
+            f"{len(model)} tensors, {sum(t.numel() for t in model.values()):,} numbers: {out}", highlight=False
+        )
 
 
 @app.command()
@@ -113,16 +180,12 @@ def report(
 
 def _progress() -> Progress:
     return Progress(
-        TextColumn("{task.description:<16}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f} %  {task.fields[best]}"),
-        TimeElapsedColumn(),
+        TextColumn("{task.description:<14}"),
+        BarColumn(bar_width=12),
+        TextColumn("{task.percentage:>3.0f} %  {task.fields[news]}"),
+        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
         console=console,
     )
-
-
-def _latest(row: Row) -> str:
-    return f"accuracy {row['accuracy']:.3f}" if "accuracy" in row else f"loss {row['loss']:.3g}"
 
 
 def _conclude(curves: list[Curve], page: Path) -> None:

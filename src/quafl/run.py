@@ -1,4 +1,4 @@
-"""The runner: every (curve, seed) of an experiment, spread over processes, into run folders."""
+"""The runner: every (curve, seed) of an experiment, over processes, into run folders; left and taken up again."""
 
 import json
 import logging
@@ -8,7 +8,8 @@ import platform
 import re
 import signal
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -16,37 +17,63 @@ from functools import partial
 from importlib.metadata import version
 from multiprocessing.queues import Queue
 from pathlib import Path
-from threading import Event, current_thread, main_thread
+from threading import current_thread, main_thread
+from time import monotonic
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import safetensors.torch
 import torch
 from torch import Tensor
 
 from quafl.codec.kernels import kernel_for
+from quafl.record import checkpoints
 from quafl.record.files import write_atomically
-from quafl.record.rows import Row, write_rows
+from quafl.record.rows import Row, by_seed, read_rows, write_rows
 from quafl.record.summary import RecordError
-from quafl.settings import Settings
-from quafl.sim import trajectory
+from quafl.settings import Settings, load
+from quafl.sim import Diverged
 
 SETTINGS, ROWS, VERSIONS = "settings.toml", "rows.csv", "versions.json"
+CHECKPOINT_SECONDS = 60.0
+CHECKPOINT_SHARE = 0.05  # of the time, at most, goes into checkpoints
+
+Which: TypeAlias = Literal["best", "last"]
+News: TypeAlias = Row | str  # a row, or a word about what went wrong and was dealt with
 
 
 class RunError(Exception):
     """A run that could not go on."""
 
 
+class Interrupted(Exception):
+    """Asked to stop by a signal; what has been computed is in the checkpoints."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.code = 128 + number  # as shells have it
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One seed of one curve."""
+    """One seed of one curve, and where its checkpoint is."""
 
     settings: Settings
     seed: int
+    checkpoint: Path
+
+
+class Outcome(NamedTuple):
+    """What a finished job leaves."""
+
+    rows: list[Row]
+    models: dict[Which, dict[str, Tensor]]
+    trouble: str | None  # why it ended before its time
 
 
 @dataclass(slots=True)
 class RunFolder:
-    """A curve's folder: settings, rows of all its finished seeds, versions, and a model per seed."""
+    """A curve's folder: settings, rows of all its finished seeds, versions, and of each seed the best and last model, or a
+    checkpoint."""
 
     path: Path
     settings: Settings
@@ -55,19 +82,41 @@ class RunFolder:
     def begin(self) -> None:
         """Write what is known beforehand, in place of what an earlier run left."""
         self.path.mkdir(parents=True, exist_ok=True)
-        for old in (self.path / ROWS, *self.path.glob("model-seed*.safetensors")):
+        for old in (self.path / ROWS, *self.path.glob("model-seed*"), *self.path.glob("checkpoint-seed*")):
             old.unlink(missing_ok=True)
         with write_atomically(self.path / SETTINGS) as stream:
             stream.write(self.settings.to_toml())
         with write_atomically(self.path / VERSIONS) as stream:
             json.dump(versions(), stream, indent=2)
 
-    def add(self, seed: int, rows: list[Row], model: dict[str, Tensor]) -> None:
-        """Keep a finished seed."""
-        self.rows[seed] = rows
+    @classmethod
+    def reopen(cls, path: Path) -> "RunFolder":
+        """A folder that an earlier run has begun."""
+        (settings,) = load(str(path / SETTINGS))
+        rows = by_seed(read_rows(path / ROWS)) if (path / ROWS).exists() else {}
+        return cls(path, settings, rows)
+
+    def jobs(self) -> list[Job]:
+        """What is left to do."""
+        seeds = [seed for seed in self.settings.run.seeds if seed not in self.rows]
+        return [Job(self.settings, seed, self.checkpoint(seed)) for seed in seeds]
+
+    def add(self, job: Job, outcome: Outcome) -> None:
+        """Keep a finished seed; it counts as finished once its rows are there."""
+        for which, model in outcome.models.items():
+            with write_atomically(self.model(job.seed, which), "wb") as stream:
+                stream.write(safetensors.torch.save(model))
+        self.rows[job.seed] = outcome.rows
         write_rows(self.path / ROWS, [row for known in sorted(self.rows) for row in self.rows[known]])
-        with write_atomically(self.path / f"model-seed{seed}.safetensors", "wb") as stream:
-            stream.write(safetensors.torch.save(model))
+        job.checkpoint.unlink(missing_ok=True)
+
+    def model(self, seed: int, which: Which) -> Path:
+        """Where a seed's model is kept."""
+        return self.path / f"model-seed{seed}-{which}.safetensors"
+
+    def checkpoint(self, seed: int) -> Path:
+        """Where an unfinished seed stands."""
+        return self.path / f"checkpoint-seed{seed}.pt"
 
 
 def prepare(curves: Sequence[Settings], out: Path, *, overwrite: bool) -> list[RunFolder]:
@@ -80,9 +129,24 @@ def prepare(curves: Sequence[Settings], out: Path, *, overwrite: bool) -> list[R
             f"two curves would share the folder {alike}; give them labels that differ in letters or digits"
         )
     if out.is_dir() and any(out.rglob(SETTINGS)) and not overwrite:
-        raise RecordError(f"{out} already holds a run; choose another --out, or add --overwrite to replace it")
+        raise RecordError(
+            f"{out} already holds a run; choose another --out, add --overwrite to replace it, or continue it with "
+            f"quafl run --resume {out}"
+        )
+    for curve in curves:
+        curve.task.fetch()
     for folder in folders:
         folder.begin()
+    return folders
+
+
+def reopen(out: Path) -> list[RunFolder]:
+    """The folders that an earlier run has begun."""
+    folders = [RunFolder.reopen(path.parent) for path in sorted(out.rglob(SETTINGS))]
+    if not folders:
+        raise RecordError(f"{out} holds no run to continue; give the folder that 'quafl run --out' was given")
+    for folder in folders:
+        folder.settings.task.fetch()
     return folders
 
 
@@ -100,67 +164,122 @@ def versions() -> dict[str, str]:
     }
 
 
-def run(folders: Sequence[RunFolder], *, processes: int, on_row: Callable[[Job, Row], None]) -> None:
-    """Run all seeds of all curves; a seed's rows and model are on disk as soon as it is finished."""
-    jobs = [(folder, Job(folder.settings, seed)) for folder in folders for seed in folder.settings.run.seeds]
+def run(folders: Sequence[RunFolder], *, processes: int, on_news: Callable[[Job, News], None]) -> list[str]:
+    """Run all seeds of all curves that are not finished; a seed's rows and models are on disk as soon as it is. There is
+    a sentence for each that ended before its time."""
+    jobs = [(folder, job) for folder in folders for job in folder.jobs()]
     jobs.sort(key=lambda pair: pair[1].settings.run.seeds.index(pair[1].seed))  # the curves progress side by side
-    with closing(_finished(jobs, min(processes, len(jobs)), on_row)) as finished:  # whatever happens, its workers end
-        for folder, job, rows, model in finished:
-            folder.add(job.seed, rows, model)
+    troubles = []
+    with closing(_finished(jobs, min(processes, len(jobs)), on_news)) as finished:  # whatever happens, its workers end
+        for folder, job, outcome in finished:
+            folder.add(job, outcome)
+            if outcome.trouble is not None:
+                troubles.append(f"{job.settings.label}, seed {job.seed}: {outcome.trouble}")
+    return troubles
 
 
-def compute(job: Job, on_row: Callable[[Row], None]) -> tuple[list[Row], dict[str, Tensor]]:
-    """One seed's rows, and its model at the last of them."""
-    settings, rows = job.settings, []
-    task = settings.task.build(settings.clients.count, job.seed)
-    for row, state in trajectory(
-        task,
-        settings.clients.count,
-        settings.clients.build(),
-        settings.algorithm.build(),
-        settings.codec.build(),
-        settings.algorithm.optimizer(),
-        until=settings.run.until,
-        every=settings.run.every,
-        seed=job.seed,
-        with_potential=settings.run.potential,
-    ):
-        rows.append(row)
-        on_row(row)
-    return rows, task.export(state.model, state.buffers)
+def trained_model(folder: Path, *, seed: int | None, which: Which) -> dict[str, Tensor]:
+    """A seed's model as a state_dict, by default the first seed's; of an unfinished one, that of its checkpoint."""
+    if not (folder / SETTINGS).exists():
+        curves = ", ".join(str(path.parent) for path in sorted(folder.rglob(SETTINGS)))
+        raise RecordError(
+            f"{folder} holds several curves; choose one of {curves}" if curves else f"{folder} holds no run"
+        )
+    run_folder = RunFolder.reopen(folder)
+    settings = run_folder.settings
+    seed = settings.run.seeds[0] if seed is None else seed
+    if seed not in settings.run.seeds:
+        raise RecordError(f"{folder} has no seed {seed}; it has {', '.join(map(str, settings.run.seeds))}")
+    if run_folder.model(seed, which).exists():
+        return safetensors.torch.load_file(run_folder.model(seed, which))
+    if not run_folder.checkpoint(seed).exists():
+        raise RecordError(f"{folder} has neither a model nor a checkpoint of seed {seed} yet; run it first")
+    task, simulation = settings.simulation(seed)
+    simulation.restore(checkpoints.load(run_folder.checkpoint(seed)))
+    state = simulation.server if which == "last" else simulation.best.server
+    return task.export(state.model, state.buffers)
 
 
-def _finished(
-    jobs: Sequence[tuple[RunFolder, Job]], processes: int, on_row: Callable[[Job, Row], None]
-) -> Generator[tuple[RunFolder, Job, list[Row], dict[str, Tensor]], None, None]:
-    """The jobs as they end, with what they computed. Each computes in one thread: with the same seed, the same bits."""
-    if processes == 1:
-        for folder, job in jobs:
-            with _one_thread(), _named(job):
-                finished = compute(job, partial(on_row, job))
-            yield folder, job, *finished
-        return
-    kernel_for(torch.device("cpu"))
+def compute(job: Job, on_news: Callable[[News], None], stopping: Callable[[], bool]) -> Outcome | None:
+    """One seed, from its checkpoint if there is one; None if it was stopped, and stands in its checkpoint."""
+    trouble, checkpoint = None, job.checkpoint
+    task, simulation = job.settings.simulation(job.seed)
+    if checkpoint.exists():
+        simulation.restore(checkpoints.load(checkpoint))
+        on_news(simulation.rows[-1])
+    due = monotonic() + CHECKPOINT_SECONDS
+    try:
+        for row in simulation:
+            if row is not None:
+                on_news(row)
+            stop = stopping()
+            if stop or monotonic() > due:
+                began = monotonic()
+                checkpoints.save(checkpoint, simulation.state())
+                due = monotonic() + max(CHECKPOINT_SECONDS, (monotonic() - began) / CHECKPOINT_SHARE)
+            if stop:
+                return None
+    except Diverged as error:
+        trouble = f"training diverged: {error}; its rows so far are kept, try a smaller lr"
+    models: dict[Which, dict[str, Tensor]] = {
+        "last": task.export(simulation.server.model, simulation.server.buffers),
+        "best": task.export(simulation.best.server.model, simulation.best.server.buffers),
+    }
+    return Outcome(simulation.rows, models, trouble)
+
+
+_Finished: TypeAlias = Generator[tuple[RunFolder, Job, Outcome], None, None]
+
+
+def _finished(jobs: Sequence[tuple[RunFolder, Job]], processes: int, on_news: Callable[[Job, News], None]) -> _Finished:
+    """The jobs as they end. Each computes in one thread: with the same seed, the same bits."""
+    with _noticing_signals() as asked:
+        alone = processes <= 1
+        yield from (_one_by_one(jobs, on_news, asked) if alone else _side_by_side(jobs, processes, on_news, asked))
+        if asked:
+            raise Interrupted(asked[0])
+
+
+def _one_by_one(
+    jobs: Sequence[tuple[RunFolder, Job]], on_news: Callable[[Job, News], None], asked: Sequence[int]
+) -> _Finished:
+    for folder, job in jobs:
+        tell = partial(on_news, job)
+        with _one_thread(), _named(job), _words_to(tell):
+            outcome = compute(job, tell, lambda: bool(asked))
+        if outcome is None:
+            return
+        yield folder, job, outcome
+
+
+def _side_by_side(
+    jobs: Sequence[tuple[RunFolder, Job]], processes: int, on_news: Callable[[Job, News], None], asked: Sequence[int]
+) -> _Finished:
+    kernel_for(torch.device("cpu"))  # a missing one is said here, once
     context = multiprocessing.get_context("spawn")  # a process with threads cannot be forked safely
-    news: Queue[tuple[int, Row]] = context.Queue()
-    with (
-        _noticing_interrupts() as interrupted,
-        ProcessPoolExecutor(processes, mp_context=context, initializer=_begin, initargs=(news,)) as pool,
-    ):
-        running = {pool.submit(_compute_and_tell, number, job): number for number, (_, job) in enumerate(jobs)}
+    news: Queue[tuple[int, News]] = context.Queue()
+    stop = context.Event()
+    with ProcessPoolExecutor(processes, mp_context=context, initializer=_begin, initargs=(news, stop)) as pool:
+        running: dict[Future[Outcome | None], int] = {
+            pool.submit(_compute_and_tell, number, job): number for number, (_, job) in enumerate(jobs)
+        }
         try:
             while running:
-                if interrupted.is_set():
-                    raise KeyboardInterrupt
+                if asked and not stop.is_set():
+                    stop.set()
+                    running = {future: number for future, number in running.items() if not future.cancel()}
+                if len(asked) > 1:
+                    raise Interrupted(asked[0])  # asked again: at once
                 done, _ = wait(running, timeout=0.1, return_when=FIRST_COMPLETED)
                 while not news.empty():
-                    number, row = news.get()
-                    on_row(jobs[number][1], row)
+                    number, word = news.get()
+                    on_news(jobs[number][1], word)
                 for future in done:
                     folder, job = jobs[running.pop(future)]
                     with _named(job):
-                        finished = future.result()
-                    yield folder, job, *finished
+                        outcome = future.result()
+                    if outcome is not None:
+                        yield folder, job, outcome
         except BaseException:
             for worker in multiprocessing.active_children():  # nobody will read what they compute
                 worker.terminate()
@@ -168,34 +287,62 @@ def _finished(
 
 
 @contextmanager
-def _noticing_interrupts() -> Iterator[Event]:
-    """Ctrl-C sets the event, which is looked at where nothing is half done: raised anywhere, it could leave a lock of
-    the pool taken, or be lost in a destructor."""
-    interrupted = Event()
+def _noticing_signals() -> Iterator[list[int]]:
+    """Ctrl-C and SIGTERM are written down, and looked at where nothing is half done: raised anywhere, they could leave
+    a lock of the pool taken, or be lost in a destructor."""
+    asked: list[int] = []
     if current_thread() is not main_thread():  # where Python does not deliver signals
-        yield interrupted
+        yield asked
         return
-    before = signal.signal(signal.SIGINT, lambda number, frame: interrupted.set())
+    numbers = signal.SIGINT, signal.SIGTERM
+    before = [signal.signal(number, lambda got, frame: asked.append(got)) for number in numbers]
     try:
-        yield interrupted
+        yield asked
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
-_news: "Queue[tuple[int, Row]]"  # of a worker process: the way back for its rows
+class _Flag(Protocol):
+    def is_set(self) -> bool: ...
 
 
-def _begin(news: "Queue[tuple[int, Row]]") -> None:
-    global _news  # noqa: PLW0603  # a pool hands a queue to its workers only when they start
-    _news = news
+_news: "Queue[tuple[int, News]]"  # of a worker process: the way back for its rows
+_stop: _Flag
+
+
+def _begin(news: "Queue[tuple[int, News]]", stop: _Flag) -> None:
+    global _news, _stop  # a pool hands a queue to its workers only when they start
+    _news, _stop = news, stop
     _news.cancel_join_thread()  # a worker may end although nobody has read its last rows
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
-    logging.getLogger("quafl").setLevel(logging.ERROR)  # and says once what all of them would
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops its workers
+    logging.getLogger("quafl.codec").setLevel(logging.ERROR)  # the parent says once what all of them would
 
 
-def _compute_and_tell(number: int, job: Job) -> tuple[list[Row], dict[str, Tensor]]:
-    with _one_thread():
-        return compute(job, lambda row: _news.put((number, row)))
+def _compute_and_tell(number: int, job: Job) -> Outcome | None:
+    def tell(word: News) -> None:
+        _news.put((number, word))
+
+    with _one_thread(), _words_to(tell):
+        return compute(job, tell, _stop.is_set)
+
+
+@contextmanager
+def _words_to(tell: Callable[[News], None]) -> Iterator[None]:
+    """What a simulation warns of is news, too."""
+
+    class Telling(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            tell(record.getMessage())
+
+    logger, handler = logging.getLogger("quafl.sim"), Telling()
+    logger.addHandler(handler)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = True
 
 
 @contextmanager
@@ -215,3 +362,7 @@ def _named(job: Job) -> Iterator[None]:
         yield
     except ValueError as error:
         raise RunError(f"{job.settings.label}, seed {job.seed}: {error}; finished seeds are kept") from error
+    except BrokenProcessPool as error:
+        raise RunError(
+            "a worker process was killed (out of memory?); what was finished or saved is kept, continue with --resume"
+        ) from error

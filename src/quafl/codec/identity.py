@@ -17,6 +17,7 @@ class Identity:
     """32 bits per coordinate; needs no key and loses nothing."""
 
     bits: ClassVar[int] = 32
+    keyed: ClassVar[bool] = False
 
     def encode(
         self,

@@ -8,6 +8,7 @@ coordinate (the paper's Lemma "Lattice Quantization"; docs/codec.md explains it,
 from dataclasses import dataclass
 from functools import partial
 from math import inf
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -35,6 +36,8 @@ class Lattice:
     resolution: float | None = None
     spread: float = 6.0
     kernel: str | None = None
+
+    keyed: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 1 <= self.bits <= 16:

@@ -4,7 +4,7 @@ Needs no key; its error grows with the vector, not with its distance from anythi
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -29,6 +29,8 @@ class QSGD:
     bits: int = 8
     norm: Literal["l2", "min-max"] = "min-max"
     bucket: int = 512
+
+    keyed: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         least = 2 if self.norm == "l2" else 1

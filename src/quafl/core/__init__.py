@@ -1,7 +1,9 @@
 """Algorithms, both sides, free of I/O. Imports torch alone."""
 
 from quafl.core.fedavg import FedAvg
-from quafl.core.optim import sgd
+from quafl.core.fedbuff import FedBuff
+from quafl.core.fednova import FedNova
+from quafl.core.optim import adam, cosine, linear, momentum, sgd
 from quafl.core.quafl import QuAFL
 
-__all__ = ["FedAvg", "QuAFL", "sgd"]
+__all__ = ["FedAvg", "FedBuff", "FedNova", "QuAFL", "adam", "cosine", "linear", "momentum", "sgd"]

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from math import inf
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from quafl.core.client import rebase
 from quafl.core.randomness import Generators
-from quafl.core.seams import Buffers, ClientState, Clock, Codecs, Fleet, Model, Note, ServerState
-from quafl.core.server import check_counts, exchange, expected_distance
+from quafl.core.seams import Buffers, ClientState, Clock, Codecs, Counts, Fleet, Model, Note, ServerState
+from quafl.core.server import Exchange, check_counts, synchronous
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,25 +27,20 @@ class FedAvg:
     patience: float = inf  # how long the server waits for answers
 
     answers: ClassVar[Literal["at once", "when done"]] = "when done"
+    compressed: ClassVar[Literal["both ways", "uplink"]] = "both ways"
 
     def __post_init__(self) -> None:
         check_counts(self.sampled, self.local_steps)
+
+    def budget(self, speed: Tensor) -> Counts:
+        """K, whoever it is."""
+        return torch.full(speed.shape, self.local_steps)
 
     def rounds(
         self, state: ServerState, fleet: Fleet, codecs: Codecs, clock: Clock, rng: Generators
     ) -> Iterator[ServerState]:
         """w_0, w_1, …: one state a round, from the one given on."""
-        while True:
-            note = Note(round=state.round, sampled=self.sampled, slowest=inf)
-            replies, decoded = exchange(state, fleet, codecs, rng, note, self.patience)
-            model = _mean(decoded, state.model)
-            state = ServerState(
-                model=model,
-                buffers=_mean(replies.answer.packet.exact, state.buffers),
-                round=state.round + 1,
-                distance=expected_distance(state, replies, model),
-            )
-            yield state
+        return synchronous(state, fleet, codecs, rng, _mean, sampled=self.sampled, patience=self.patience)
 
     def report(self, client: ClientState, note: Note) -> Model:
         """w^k after the local steps."""
@@ -52,9 +48,9 @@ class FedAvg:
 
     def adopt(self, client: ClientState, model: Model, buffers: Buffers, note: Note) -> ClientState:
         """w^k ← w_t."""
-        return rebase(client, model.expand_as(client.base), buffers.expand_as(client.buffers))
+        return rebase(client, model, buffers)
 
 
-def _mean(theirs: Tensor, mine: Tensor) -> Tensor:
-    """w_{t+1} = Σ w^k/m over the m clients that answered; w_t if none did."""
-    return theirs.mean(dim=0) if len(theirs) else mine
+def _mean(mine: Model, back: Exchange) -> Model:
+    """w_{t+1} = Σ w^k/m over the m clients that answered."""
+    return back.decoded.mean(dim=0)

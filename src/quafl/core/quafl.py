@@ -15,8 +15,8 @@ from torch import Tensor
 
 from quafl.core.client import SETTLED, rebase
 from quafl.core.randomness import Generators
-from quafl.core.seams import Buffers, ClientState, Clock, Codecs, Fleet, Model, Note, ServerState
-from quafl.core.server import check_counts, exchange, expected_distance
+from quafl.core.seams import Buffers, ClientState, Clock, Codecs, Counts, Fleet, Model, Note, ServerState
+from quafl.core.server import check_counts, exchange, expected_distance, mean_or
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,26 +25,34 @@ class QuAFL:
 
     A round takes `wait` (swt) and the time of one exchange: clients answer at once, with whatever part of their
     `local_steps` (K) they have done. `weighted` damps fast clients by η_i = H_min/H_i. The two averagings can be
-    switched off one by one (Figure "averaging").
+    weakened one by one, from the paper's (1) to none (0); the end points are the variants of Figure "averaging".
     """
 
     sampled: int = 5
     local_steps: int = 5
     weighted: bool = False
-    server_averaging: bool = True
-    client_averaging: bool = True
+    server_averaging: float = 1.0
+    client_averaging: float = 1.0
     wait: float = 0.0
     patience: float = inf  # how long the server waits for answers
     slowest_floor: float = 0.1  # H_min is never taken for less: a client that makes no steps must not stop the others
 
     answers: ClassVar[Literal["at once", "when done"]] = "at once"
+    compressed: ClassVar[Literal["both ways", "uplink"]] = "both ways"
 
     def __post_init__(self) -> None:
         check_counts(self.sampled, self.local_steps)
+        for name, value in ("server_averaging", self.server_averaging), ("client_averaging", self.client_averaging):
+            if not 0 <= value <= 1:
+                raise ValueError(f"{name} is {value}, must be from 0 (none) to 1 (the paper's)")
         if not self.wait >= 0:
             raise ValueError(f"wait is {self.wait}, must not be negative")
 
     # At the server
+
+    def budget(self, speed: Tensor) -> Counts:
+        """K, whoever it is."""
+        return torch.full(speed.shape, self.local_steps)
 
     def rounds(
         self, state: ServerState, fleet: Fleet, codecs: Codecs, clock: Clock, rng: Generators
@@ -70,11 +78,10 @@ class QuAFL:
         """X_{t+1} = X_t/(s+1) + Σ Q(Y^i)/(s+1) (server, line 8).
 
         Written with displacements: the same when all s have answered, and when some have not, the mean of all n+1
-        models still stays where it is, because only those who answered adopt.
+        models still stays where it is, because only those who answered adopt. Without averaging: the mean of Q(Y^i).
         """
-        if self.server_averaging:
-            return mine + (theirs - mine).sum(dim=0) / (self.sampled + 1)
-        return theirs.mean(dim=0) if len(theirs) else mine
+        averaged = mine + (theirs - mine).sum(dim=0) / (self.sampled + 1)
+        return torch.lerp(mean_or(mine, theirs), averaged, self.server_averaging)
 
     def _slowest(self, speeds: Tensor, fleet: Fleet) -> float:
         """H_min, the smallest speed that the clients present have told; infinite while nobody has."""
@@ -89,12 +96,10 @@ class QuAFL:
         return client.base - self._damping(client, note).unsqueeze(-1) * client.progress
 
     def adopt(self, client: ClientState, model: Model, buffers: Buffers, note: Note) -> ClientState:
-        """X^i = Q(X_t)/(s+1) + s/(s+1)·(X^i − η η_i h̃_i) (client, line 6)."""
-        if self.client_averaging:
-            mine = self.report(client, note)
-            model = mine + (model - mine) / (note.sampled + 1)
-            buffers = client.buffers + (buffers - client.buffers) / (note.sampled + 1)
-        return rebase(client, model.expand_as(client.base), buffers.expand_as(client.buffers))
+        """X^i = Q(X_t)/(s+1) + s/(s+1)·(X^i − η η_i h̃_i) (client, line 6). Without averaging: Q(X_t)."""
+        kept = self.client_averaging * note.sampled / (note.sampled + 1)
+        base = torch.lerp(model, self.report(client, note), kept)
+        return rebase(client, base, torch.lerp(buffers, client.buffers, kept))
 
     def _damping(self, client: ClientState, note: Note) -> Tensor:
         """η_i = min(1, H_min/H_i); 1 until the client has seen enough contacts to know its H_i."""

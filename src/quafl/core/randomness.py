@@ -29,7 +29,7 @@ class Generators:
         return {role: generator.get_state() for role, generator in self._by_role.items()}
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Continue every stream from there."""
-        self._by_role.clear()
+        """Continue every stream from there; who holds a generator of mine keeps it."""
+        self._by_role = {role: self[role] for role in state}
         for role, where in state.items():
             self[role].set_state(where)

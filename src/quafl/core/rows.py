@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
-from typing import Any, Self
+from typing import Any, Self, get_type_hints
 
 import torch
 from torch import Tensor
@@ -30,15 +30,31 @@ class Rows:
         """Records with a leading axis, one after another."""
         return records[0]._combine(torch.cat, records)
 
-    def put(self, rows: Any, new: Self) -> None:
-        """Overwrite the selected rows in place."""
+    def where(self, mask: Tensor, other: Self) -> Self:
+        """My rows where the mask says so, the other's elsewhere."""
 
-        def write(tensors: list[Tensor]) -> Tensor:
-            old, fresh = tensors
-            old[rows] = fresh
-            return old
+        def choose(tensors: list[Tensor]) -> Tensor:
+            mine, theirs = tensors
+            return torch.where(mask.view(-1, *[1] * (mine.ndim - 1)), mine, theirs)
 
-        self._combine(write, [self, new])
+        return self._combine(choose, [self, other])
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """Every tensor changed in the same way."""
+        return self._combine(lambda tensors: change(tensors[0]), [self])
+
+    def tree(self) -> dict[str, Any]:
+        """As plain dictionaries and tuples of tensors and numbers, for `from_tree`."""
+        values = ((f.name, getattr(self, f.name)) for f in fields(self))  # type: ignore[arg-type]
+        return {name: value.tree() if isinstance(value, Rows) else value for name, value in values}
+
+    @classmethod
+    def from_tree(cls, tree: dict[str, Any]) -> Self:
+        """What `tree` was made from."""
+        types = get_type_hints(cls)
+        return cls(
+            **{name: types[name].from_tree(value) if isinstance(value, dict) else value for name, value in tree.items()}
+        )
 
     def _combine(self, merge: Callable[[list[Tensor]], Tensor], records: Sequence[Self]) -> Self:
         merged: dict[str, Any] = {}

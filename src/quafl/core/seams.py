@@ -106,7 +106,8 @@ class ClientState(Rows):
     steps: Counts  # completed ever; with the client's id, the key of its next batch
     taken: Counts  # completed since the last contact
     budget: Counts  # most steps between two contacts: K
-    contacts: Counts
+    round: Counts  # of the server's message that it heard last
+    contacts: Counts  # that the mean below stands on
     expected_steps: Tensor  # H_i, a running mean over contacts
 
 
@@ -132,6 +133,7 @@ class Totals:
     idle: int = 0  # of those, the ones that found a client without a completed step
     refined: int = 0  # messages that needed a repair
     lost: int = 0  # contacts without an answer
+    broken: int = 0  # of those, because the client's progress was not finite
 
 
 class Codec(Protocol):
@@ -140,6 +142,10 @@ class Codec(Protocol):
     @property
     def bits(self) -> int:
         """b, per coordinate."""
+
+    @property
+    def keyed(self) -> bool:
+        """Whether decoding needs a vector near the encoded one."""
 
     def encode(
         self, x: Model, rng: torch.Generator, *, distance: Tensor | float | None = None, exact: Tensor | None = None
@@ -196,7 +202,16 @@ class Fleet(Protocol):
 
 
 class Speeds(Protocol):
-    """How fast clients take local steps."""
+    """How fast clients take local steps, and when they are there at all."""
+
+    def present(self, time: float) -> Tensor:
+        """Whether each client is there."""
+
+    def next_return(self, after: float) -> float:
+        """When somebody comes back, or for the first time."""
+
+    def relative(self) -> Tensor:
+        """Each client's mean speed over that of the fastest."""
 
     def steps_within(self, ids: Ids, start: Tensor, stop: float, at_most: Counts) -> Counts:
         """Steps completed in (start, stop]; the one under way at `stop` is dropped."""
@@ -229,6 +244,8 @@ class Optimizer(NamedTuple):
 
     init: Callable[[Model], OptimizerState]
     update: Callable[[Model, OptimizerState], tuple[Model, OptimizerState]]  # gradient -> displacement
+    factor: Callable[[Counts], Tensor] | None = None  # of the displacement, by the server's round: a schedule
+    fresh: bool = False  # begin anew after each contact
 
 
 class Algorithm(Protocol):
@@ -240,12 +257,16 @@ class Algorithm(Protocol):
         """Whether a contacted client answers with what it has, or first takes its budget of steps."""
 
     @property
-    def sampled(self) -> int:
-        """s."""
+    def compressed(self) -> Literal["both ways", "uplink"]:
+        """Where it uses the codec that it is given. An algorithm that compresses the uplink alone sends something for
+        which the server has no key."""
 
     @property
-    def local_steps(self) -> int:
-        """K."""
+    def sampled(self) -> int:
+        """s: clients that talk to the server at a time."""
+
+    def budget(self, speed: Tensor) -> Counts:
+        """Most local steps between two contacts, of clients that are `speed` times as fast as the fastest."""
 
     def rounds(
         self, state: ServerState, fleet: Fleet, codecs: Codecs, clock: Clock, rng: Generators

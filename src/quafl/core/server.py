@@ -1,8 +1,11 @@
-"""The server's part that every round-based algorithm shares: one exchange with a sample of the clients."""
+"""The server's part that algorithms share: one exchange with a sample of the clients, and rounds that wait for it."""
 
+from collections.abc import Callable, Iterator
+from math import inf
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from quafl.core.randomness import Generators
 from quafl.core.seams import Codecs, Fleet, Ids, Model, Note, Replies, ServerState
@@ -27,13 +30,18 @@ def sample(available: Ids, count: int, rng: torch.Generator) -> Ids:
     return available[torch.randperm(len(available), generator=rng)[:count]]
 
 
+def tell(state: ServerState, to: Ids, fleet: Fleet, codecs: Codecs, rng: Generators, note: Note) -> None:
+    """Enc(X_t) to those clients."""
+    packet = codecs.down.encode(state.model, rng["dither"], distance=state.distance, exact=state.buffers)
+    fleet.send(to, packet, note, lambda row, request: codecs.down.refine(state.model, request))
+
+
 def exchange(
     state: ServerState, fleet: Fleet, codecs: Codecs, rng: Generators, note: Note, patience: float
 ) -> Exchange:
     """One contact with `note.sampled` clients (Algorithm 1, server, lines 2-6)."""
     chosen = sample(fleet.available(), note.sampled, rng["sampling"])  # line 2
-    packet = codecs.down.encode(state.model, rng["dither"], distance=state.distance, exact=state.buffers)
-    fleet.send(chosen, packet, note, lambda row, request: codecs.down.refine(state.model, request))  # lines 3-4
+    tell(state, chosen, fleet, codecs, rng, note)  # lines 3-4
     replies = fleet.receive(len(chosen), within=patience, since=note.round)  # line 5
     decoded = codecs.up.decode(replies.answer.packet, key=state.model, refine=replies.refine)  # line 6
     return Exchange(replies, decoded)
@@ -46,3 +54,33 @@ def expected_distance(state: ServerState, replies: Replies, model: Model) -> flo
         return state.distance
     measured = replies.answer.distance.square().mean()
     return float((measured + (model - state.model).square().sum()).sqrt())
+
+
+def synchronous(
+    state: ServerState,
+    fleet: Fleet,
+    codecs: Codecs,
+    rng: Generators,
+    merge: Callable[[Model, Exchange], Model],
+    *,
+    sampled: int,
+    patience: float,
+) -> Iterator[ServerState]:
+    """Rounds that wait for their clients: one exchange, then `merge` makes w_{t+1} of w_t and what came back; w_t stays
+    if nobody answered. Buffers are averaged."""
+    while True:
+        note = Note(round=state.round, sampled=sampled, slowest=inf)
+        back = exchange(state, fleet, codecs, rng, note, patience)
+        model = merge(state.model, back) if len(back.decoded) else state.model
+        state = ServerState(
+            model=model,
+            buffers=mean_or(state.buffers, back.replies.answer.packet.exact),
+            round=state.round + 1,
+            distance=expected_distance(state, back.replies, model),
+        )
+        yield state
+
+
+def mean_or(mine: Tensor, theirs: Tensor) -> Tensor:
+    """The mean of what came; mine if nothing did."""
+    return theirs.mean(dim=0) if len(theirs) else mine

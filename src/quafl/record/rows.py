@@ -26,6 +26,7 @@ def make_row(seed: int, time: float, state: ServerState, totals: Totals, score: 
         "contacts": totals.contacts,
         "zero_step_contacts": totals.idle,
         "lost_contacts": totals.lost,
+        "broken_replies": totals.broken,
     }
     taken = score.keys() & (row.keys() | counts.keys())
     if taken:

@@ -1,5 +1,6 @@
-"""The simulated world: virtual time, clients that are slow or lost, and their states side by side."""
+"""The simulated world: virtual time, clients that are slow, away or lost, and their states side by side."""
 
-from quafl.sim.simulation import Result, World, simulate, trajectory
+from quafl.sim.simulation import Diverged, Plan, Result, Simulation, codecs_for, simulate
+from quafl.sim.world import Absence, Change, World
 
-__all__ = ["Result", "World", "simulate", "trajectory"]
+__all__ = ["Absence", "Change", "Diverged", "Plan", "Result", "Simulation", "World", "codecs_for", "simulate"]

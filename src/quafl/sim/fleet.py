@@ -1,13 +1,16 @@
 """The simulated clients. Lazy: a client's local steps are drawn and computed when it is contacted, for all contacted
 clients together, because nobody can tell before."""
 
-from dataclasses import dataclass
-from math import isfinite
+import logging
+from dataclasses import asdict, dataclass
+from heapq import heapify, heappop, heappush, heapreplace
+from math import inf
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from quafl.core.client import contact, newcomers
+from quafl.core.client import contact, newcomer
 from quafl.core.randomness import Generators
 from quafl.core.rows import Rows
 from quafl.core.seams import (
@@ -27,28 +30,43 @@ from quafl.core.seams import (
 )
 from quafl.sim.clock import VirtualClock
 from quafl.sim.executors import Sequential
+from quafl.sim.link import Link
+from quafl.sim.store import Store
+
+_log = logging.getLogger(__name__)
+_CERTAIN = 2**40  # contacts behind a mean that one more does not change
 
 
 @dataclass(frozen=True, slots=True)
-class _Pending(Rows):
-    """Answers under way to the server."""
+class _Sent(Rows):
+    """Answers of clients that were contacted together."""
 
-    arrival: Tensor
+    ready: Tensor  # when each began to wait for the server's link
+    seconds: Tensor  # that its exchange takes
     sender: Ids
     answer: Answer
     report: Model  # kept by the sender until the answer has arrived, for repairs
 
 
-class SimulatedFleet:
-    """n clients in virtual time; all start training from the task's initial model at time zero.
+class _Trip(NamedTuple):
+    """One answer under way, ordered by the time of what happens to it next."""
 
-    `latency` (sit) is the time of one exchange; `unreachable` the probability that a contact is lost on its way to
-    the client, which then knows nothing of it.
+    when: float
+    number: int  # the first of several at the same time is the one sent first
+    row: int
+    sent: _Sent
+
+
+class SimulatedFleet:
+    """n clients in virtual time; all start training from the task's initial model when they first appear.
+
+    The server's link carries the exchanges of `sampled` clients at a time (or any number, if not `limited`); others
+    wait in the order in which they are ready. `unreachable` is the probability that a contact is lost on its way to the
+    client, which then knows nothing of it. `expected_steps` are the H_i, where the world knows them in advance.
     """
 
     def __init__(
         self,
-        size: int,
         task: Task,
         optimizer: Optimizer,
         algorithm: Algorithm,
@@ -57,82 +75,186 @@ class SimulatedFleet:
         speeds: Speeds,
         rng: Generators,
         *,
-        latency: float = 0.0,
+        link: Link = Link(),  # noqa: B008  # immutable
+        limited: bool = True,
         unreachable: float = 0.0,
+        expected_steps: Tensor | None = None,
     ) -> None:
+        given = {"budget": algorithm.budget(speeds.relative())}
+        if expected_steps is not None:
+            given |= {"expected_steps": expected_steps, "contacts": torch.full((len(expected_steps),), _CERTAIN)}
+        self.size = len(given["budget"])
         self.totals = Totals()
-        self.size = size
-        self.clients = newcomers(size, *task.initial(), budget=algorithm.local_steps, optimizer=optimizer)
-        self._since = torch.zeros(size, dtype=torch.float64)  # when each client's local steps began
-        self._pending: _Pending | None = None
-        self._asked = 0.0  # when the last message was sent
+        self.clients = Store(self.size, newcomer(*task.initial(), optimizer), **given)
+        self._since = torch.zeros(self.size, dtype=torch.float64)  # when each client's local steps began
+        self._waiting: list[_Trip] = []  # for the link, by the time they are ready
+        self._moving: list[_Trip] = []  # by the time they arrive
+        self._trips = 0  # ever
+        self._nothing: _Sent | None = None  # no answers, in the shape of some
+        self._named: set[int] = set()  # clients whose broken progress has been told
+        self._lanes = [0.0] * (algorithm.sampled if limited else self.size)  # of the link: when each is free
+        self._silence = 0.0  # when all who were asked last would have answered, if nothing had been lost
         self._execute = Sequential(task, optimizer)
-        self._algorithm, self._codecs, self._clock, self._speeds, self._rng = algorithm, codecs, clock, speeds, rng
-        self._latency, self._unreachable = latency, unreachable
+        self._optimizer, self._algorithm, self._codecs = optimizer, algorithm, codecs
+        self._clock, self._speeds, self._rng = clock, speeds, rng
+        self._link, self._unreachable = link, unreachable
 
     def available(self) -> Ids:
-        """All clients."""
-        return torch.arange(self.size)
+        """Clients that are there."""
+        return self._speeds.present(self._clock.now()).nonzero().squeeze(-1)
 
     def send(self, to: Ids, packet: Packet, note: Note, refine: Refine) -> None:
         """Contact the clients; what they answer is then under way."""
-        self.totals.down += packet.nbytes * len(to)
-        reached = to[torch.rand(len(to), generator=self._rng["losses"]) >= self._unreachable]
+        now = self._clock.now()
+        down = torch.full((len(to),), packet.nbytes)
+        self.totals.down += int(down.sum())
+        self._silence = now + self._link.latency + _longest(self._link.transfer(to, now, packet.nbytes, packet.nbytes))
+        heard = torch.rand(len(to), generator=self._rng["losses"]) >= self._unreachable
+        reached, down = to[heard], down[heard]
         self.totals.lost += len(to) - len(reached)
+        up = torch.zeros_like(down)
 
         def repair(row: int, request: Packet) -> Packet:
             refinement = refine(row, request)
             self.totals.refined += request.sent == packet.bits
             self.totals.up += request.nbytes
             self.totals.down += refinement.nbytes
+            up[row] += request.nbytes
+            down[row] += refinement.nbytes
             return refinement
 
-        self._asked = now = self._clock.now()
-        clients, arrival = self.clients[reached], torch.full((len(reached),), now + self._latency, dtype=torch.float64)
+        clients, duration = self.clients[reached], torch.zeros(len(reached), dtype=torch.float64)
         if self._algorithm.answers == "at once":
             counts = self._speeds.steps_within(reached, self._since[reached], now, clients.budget)
             clients = self._execute(clients, reached, counts)
         else:
-            arrival += self._speeds.duration(reached, now, clients.budget)
-        answer, report, clients = contact(
+            duration = self._speeds.duration(reached, now, clients.budget)
+        sound, answer, report, clients = contact(
             clients,
             packet,
             note,
             repair,
             algorithm=self._algorithm,
             codecs=self._codecs,
+            optimizer=self._optimizer,
             rng=self._rng["dither of clients"],
             train=lambda adopted: self._execute(adopted, reached, adopted.budget),
         )
         self.clients.put(reached, clients)
         self._since[reached] = now
+        self._drop(reached[~sound], note)
+        senders, duration = reached[sound], duration[sound]
         self.totals.up += answer.packet.nbytes
-        self.totals.contacts += len(reached)
+        self.totals.contacts += len(senders)
         self.totals.steps += int(answer.steps.sum())
         self.totals.idle += int((answer.steps == 0).sum())
-        sent = _Pending(arrival, reached, answer, report)
-        self._pending = sent if self._pending is None else _Pending.cat([self._pending, sent])
+        up = up[sound] + answer.packet.nbytes // max(len(senders), 1)
+        seconds = self._link.latency + self._link.transfer(senders, now, down[sound], up)
+        self._depart(_Sent(now + duration, seconds, senders, answer, report))
 
     def receive(self, count: int, within: float, since: int) -> Replies:
-        """The earliest answers under way; a server without patience does not wait longer than an exchange takes for
-        answers that will never come."""
-        if self._pending is None:
-            raise ValueError("receive was called before send: nobody has been asked")
+        """The earliest answers under way. Nobody waits longer than an exchange takes for answers that will never come;
+        when nobody is there at all, the server waits until somebody is."""
         deadline = self._clock.now() + within
-        pending = self._pending[self._pending.answer.round >= since]
-        pending = pending[pending.arrival.argsort(stable=True)]
-        arrived = min(count, int((pending.arrival <= deadline).sum()))
-        here, self._pending = pending[:arrived], pending[arrived:]
+        arrived: list[_Trip] = []
+        while len(arrived) < count:
+            departure = max(self._waiting[0].when, self._lanes[0]) if self._waiting else inf
+            arrival = self._moving[0].when if self._moving else inf
+            if min(departure, arrival) > deadline or min(departure, arrival) == inf:
+                break
+            if departure <= arrival:
+                trip = heappop(self._waiting)
+                trip = trip._replace(when=departure + float(trip.sent.seconds[trip.row]))
+                heapreplace(self._lanes, trip.when)
+                heappush(self._moving, trip)
+            else:
+                trip = heappop(self._moving)
+                if trip.sent.answer.round[trip.row] >= since:
+                    arrived.append(trip)
         if arrived:
-            self._clock.sleep_until(float(here.arrival[-1]))
-        if arrived < count:
-            self._clock.sleep_until(deadline if isfinite(deadline) else self._asked + self._latency)
+            self._clock.sleep_until(arrived[-1].when)
+        if len(arrived) < max(count, 1):
+            self._clock.sleep_until(deadline if deadline < inf else self._end_of_waiting())
+        return self._replies(arrived)
+
+    def state(self) -> dict[str, Any]:
+        """For `restore`."""
+        trips = sorted([*self._waiting, *self._moving], key=lambda trip: trip.number)
+        moving = {trip.number for trip in self._moving}
+        return {
+            "totals": asdict(self.totals),
+            "clients": self.clients.state(),
+            "since": self._since,
+            "lanes": self._lanes,
+            "silence": self._silence,
+            "when": [trip.when for trip in trips],
+            "moving": [trip.number in moving for trip in trips],
+            "sent": self._gather(trips).tree(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from there."""
+        self.totals = Totals(**state["totals"])
+        self.clients.restore(state["clients"])
+        self._since, self._lanes, self._silence = state["since"], state["lanes"], state["silence"]
+        self._waiting, self._moving, self._trips = [], [], len(state["when"])
+        sent = _Sent.from_tree(state["sent"])
+        self._nothing = sent[:0]
+        for number, (when, moving) in enumerate(zip(state["when"], state["moving"], strict=True)):
+            (self._moving if moving else self._waiting).append(_Trip(when, number, number, sent))
+        heapify(self._waiting)
+        heapify(self._moving)
+
+    def _drop(self, broken: Ids, note: Note) -> None:
+        self.totals.broken += len(broken)
+        self.totals.lost += len(broken)
+        for client in set(broken.tolist()) - self._named:
+            _log.warning(
+                "client %d, round %d: its progress is not finite; that reply is dropped, later ones are only counted",
+                client,
+                note.round,
+            )
+            self._named.add(client)
+
+    def _depart(self, sent: _Sent) -> None:
+        self._nothing = sent[:0]
+        for row, ready in enumerate(sent.ready.tolist()):
+            heappush(self._waiting, _Trip(ready, self._trips, row, sent))
+            self._trips += 1
+
+    def _end_of_waiting(self) -> float:
+        """Until when a server of endless patience waits although nothing more will come."""
+        if self._silence > self._clock.now() or bool(self._speeds.present(self._clock.now()).any()):
+            return self._silence
+        back = self._speeds.next_return(self._clock.now())
+        return back if back < inf else self._silence
+
+    def _replies(self, arrived: list[_Trip]) -> Replies:
+        here = self._gather(arrived)
+        since, spent = self._clock.now(), torch.zeros(len(arrived), dtype=torch.float64)
 
         def refine(row: int, request: Packet) -> Packet:
             refinement = self._codecs.up.refine(here.report[row], request)
             self.totals.refined += request.sent == here.answer.packet.bits
             self.totals.down += request.nbytes
             self.totals.up += refinement.nbytes
+            sender = here.sender[row : row + 1]
+            spent[row] += float(self._link.transfer(sender, since, request.nbytes, refinement.nbytes))
+            self._clock.sleep_until(since + float(spent[row]))  # repairs of different clients go side by side
             return refinement
 
         return Replies(senders=here.sender, answer=here.answer, refine=refine)
+
+    def _gather(self, trips: list[_Trip]) -> _Sent:
+        if not trips:
+            if self._nothing is None:
+                raise ValueError("nobody has been asked yet: send comes before receive")
+            return self._nothing
+        whole = trips[0].sent
+        if [trip.row for trip in trips] == list(range(len(whole.ready))) and all(t.sent is whole for t in trips):
+            return whole
+        return _Sent.stack([trip.sent[trip.row] for trip in trips])
+
+
+def _longest(seconds: Tensor) -> float:
+    return float(seconds.max()) if len(seconds) else 0.0

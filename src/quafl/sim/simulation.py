@@ -1,115 +1,187 @@
-"""One simulated run, from its parts to its rows."""
+"""One simulated run, from its parts to its rows; it can be left and taken up again, bit for bit."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from math import inf
-from typing import NamedTuple
+from dataclasses import asdict, dataclass, replace
+from math import inf, isfinite
+from typing import Any
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
-from quafl.codec import Lattice
+from quafl.codec import Identity, Lattice
 from quafl.core.optim import sgd
 from quafl.core.randomness import Generators
-from quafl.core.seams import Algorithm, Codec, Codecs, Optimizer, ServerState, Speeds, Task, Totals
+from quafl.core.seams import Algorithm, Codec, Codecs, Optimizer, ServerState, Task, Totals
 from quafl.record.diagnostics import potential
 from quafl.record.rows import Row, make_row
 from quafl.sim.clock import VirtualClock
 from quafl.sim.fleet import SimulatedFleet
-from quafl.sim.speeds import Constant, Exponential, fast_and_slow
+from quafl.sim.world import World
 from quafl.tasks.supervised import Data, Measure, Supervised
 
 
+class Diverged(Exception):
+    """Training has left the finite numbers."""
+
+
+def codecs_for(algorithm: Algorithm, codec: Codec) -> Codecs:
+    """The codec in the directions in which the algorithm uses it; full precision in the other."""
+    if algorithm.compressed == "both ways":
+        return Codecs(up=codec, down=codec)
+    if codec.keyed:
+        raise ValueError(
+            f"{type(algorithm).__name__} sends displacements, for which the server has no key: "
+            f"{type(codec).__name__} cannot decode them; use QSGD or no compression"
+        )
+    return Codecs(up=codec, down=Identity())
+
+
 @dataclass(frozen=True, slots=True)
-class World:
-    """How fast the clients are, and how far away."""
+class Plan:
+    """How long, how often, and what is looked at."""
 
-    slow: float = 0.25  # share of slow clients: the last ones
-    step_times: tuple[float, float] = (2.0, 8.0)  # mean time of a local step: fast and slow clients
-    exponential: bool = True  # else every step takes exactly that time
-    latency_at_32_bits: float = 10.0  # sit of an uncompressed exchange; at b bits it is b/32 of that
-    unreachable: float = 0.0  # probability that a contact is lost
+    until: float  # simulated time
+    every: float  # simulated time between evaluations
+    seed: int = 0
+    metric: str = "accuracy"  # that the best model is chosen by; the loss where a task does not have it
+    lower_is_better: bool = False  # of the metric; of the loss it always is
+    potential: bool = False  # record Φ_t
 
-    def speeds(self, clients: int, rng: torch.Generator) -> Speeds:
-        """The law of the step times."""
-        times = fast_and_slow(clients, slow=self.slow, means=self.step_times)
-        return Exponential(times, rng) if self.exponential else Constant(times)
+    def __post_init__(self) -> None:
+        if not 0 < self.until < inf or not self.every > 0:
+            raise ValueError(f"until is {self.until} and every {self.every}: both must be positive, and until finite")
 
-    def latency(self, codecs: Codecs) -> float:
-        """sit: the paper's 10·b/32, for the mean b of the two directions."""
-        return self.latency_at_32_bits * (codecs.up.bits + codecs.down.bits) / 64
-
-
-def trajectory(
-    task: Task,
-    size: int,
-    world: World,
-    algorithm: Algorithm,
-    codec: Codec,
-    optimizer: Optimizer,
-    *,
-    until: float,
-    every: float,
-    seed: int,
-    with_potential: bool = False,
-) -> Iterator[tuple[Row, ServerState]]:
-    """A row and the state behind it, at time 0, whenever `every` more time has passed, and at the last state that is
-    reached by the time `until`."""
-    if not 0 < until < inf or not every > 0:
-        raise ValueError(f"until is {until} and every {every}: both must be positive, and until finite")
-    if algorithm.sampled > size:
-        raise ValueError(f"sampled is {algorithm.sampled}, there are only {size} clients; sample at most all of them")
-    rng, clock, codecs = Generators(seed), VirtualClock(), Codecs(up=codec, down=codec)
-    fleet = SimulatedFleet(
-        size,
-        task,
-        optimizer,
-        algorithm,
-        codecs,
-        clock,
-        world.speeds(size, rng["speeds"]),
-        rng,
-        latency=world.latency(codecs),
-        unreachable=world.unreachable,
-    )
-
-    def reached(state: ServerState) -> _Point:
-        spread = potential(state.model, fleet.clients.base) if with_potential else None
-        return _Point(clock.now(), state, replace(fleet.totals), spread)
-
-    def evaluated(point: _Point) -> tuple[Row, ServerState]:
-        score = task.evaluate(point.state.model, point.state.buffers)
-        row = make_row(seed, point.time, point.state, point.totals, score)
-        if point.potential is not None:
-            row["potential"] = point.potential
-        return row, point.state
-
-    latest = reached(ServerState(*task.initial()))
-    yield evaluated(latest)
-    due = every
-    evaluated_last = True
-    for state in algorithm.rounds(latest.state, fleet, codecs, clock, rng):
-        if clock.now() == latest.time:
-            raise ValueError("a round took no simulated time; give the clients a latency or the algorithm a wait")
-        if clock.now() > until:
-            break
-        latest = reached(state)
-        evaluated_last = clock.now() >= due
-        if evaluated_last:
-            yield evaluated(latest)
-            due = every * (clock.now() // every + 1)
-    if not evaluated_last:
-        yield evaluated(latest)
+    def worth(self, row: Row) -> float:
+        """The higher, the better."""
+        value = row.get(self.metric, row["loss"])
+        return -value if self.lower_is_better or self.metric not in row else value
 
 
-class _Point(NamedTuple):
-    """Where a run stands after a round."""
+@dataclass(frozen=True, slots=True)
+class _Best:
+    """The best state evaluated so far."""
 
-    time: float
-    state: ServerState
-    totals: Totals
-    potential: float | None
+    worth: float
+    server: ServerState
+
+
+class Simulation:
+    """An iterator of rounds: each gives the row of an evaluation, or None. Between two, `state` is all that another
+    one, made from the same parts, needs to go on from there. `expected_steps` are the H_i, where they are known in
+    advance."""
+
+    def __init__(
+        self,
+        task: Task,
+        clients: int,
+        world: World,
+        algorithm: Algorithm,
+        codec: Codec,
+        optimizer: Optimizer,
+        plan: Plan,
+        *,
+        expected_steps: Tensor | None = None,
+    ) -> None:
+        if algorithm.sampled > clients:
+            raise ValueError(
+                f"sampled is {algorithm.sampled}, there are only {clients} clients; sample at most all of them"
+            )
+        self.rows: list[Row] = []
+        self.server = ServerState(*task.initial())
+        self.best = _Best(-inf, self.server)
+        self._task, self._algorithm, self._plan = task, algorithm, plan
+        self._rng, self._clock, self._codecs = Generators(plan.seed), VirtualClock(), codecs_for(algorithm, codec)
+        speeds, link = world.speeds(clients, self._rng, plan.until), world.link(clients, self._codecs)
+        self._fleet = SimulatedFleet(
+            task,
+            optimizer,
+            algorithm,
+            self._codecs,
+            self._clock,
+            speeds,
+            self._rng,
+            link=link,
+            limited=world.link_limited,
+            unreachable=world.unreachable,
+            expected_steps=expected_steps,
+        )
+        self._reach(self.server)
+        self._due, self._evaluated = 0.0, False
+
+    def __iter__(self) -> Iterator[Row | None]:
+        """At time 0, whenever `every` more time has passed, and at the last state that is reached by the time `until`,
+        there is a row."""
+        if not self.rows:
+            yield self._evaluate()
+        for state in self._algorithm.rounds(self.server, self._fleet, self._codecs, self._clock, self._rng):
+            if self._clock.now() == self._time:
+                raise ValueError("a round took no simulated time; give the clients a latency or the algorithm a wait")
+            if self._clock.now() > self._plan.until:
+                break
+            self._reach(state)
+            self._evaluated = False
+            yield self._evaluate() if self._time >= self._due else None
+        if not self._evaluated:
+            yield self._evaluate()
+
+    def state(self) -> dict[str, Any]:
+        """For `restore`: dictionaries, lists, tensors and numbers."""
+        return {
+            "server": _plain(self.server),
+            "best": {"worth": self.best.worth, "server": _plain(self.best.server)},
+            "clock": self._clock.state(),
+            "rng": self._rng.state(),
+            "fleet": self._fleet.state(),
+            "rows": self.rows,
+            "time": self._time,
+            "totals": asdict(self._totals),
+            "spread": self._spread,
+            "due": self._due,
+            "evaluated": self._evaluated,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from there."""
+        self.server = ServerState(**state["server"])
+        self.best = _Best(state["best"]["worth"], ServerState(**state["best"]["server"]))
+        self._clock.restore(state["clock"])
+        self._rng.restore(state["rng"])
+        self._fleet.restore(state["fleet"])
+        self.rows = state["rows"]
+        self._time, self._totals, self._spread = state["time"], Totals(**state["totals"]), state["spread"]
+        self._due, self._evaluated = state["due"], state["evaluated"]
+
+    def _reach(self, state: ServerState) -> None:
+        """Where the run stands after a round."""
+        if not state.model.isfinite().all():
+            raise Diverged(f"in round {state.round} the server's model is not finite")
+        self.server, self._time, self._totals = state, self._clock.now(), replace(self._fleet.totals)
+        self._spread = potential(state.model, self._fleet.clients.everybody().base) if self._plan.potential else None
+
+    def _evaluate(self) -> Row:
+        score = self._task.evaluate(self.server.model, self.server.buffers)
+        self._check(score["loss"])
+        row = make_row(self._plan.seed, self._time, self.server, self._totals, score)
+        if self._spread is not None:
+            row["potential"] = self._spread
+        self.rows.append(row)
+        if self._plan.worth(row) > self.best.worth:
+            self.best = _Best(self._plan.worth(row), self.server)
+        self._due = self._plan.every * (self._time // self._plan.every + 1)
+        self._evaluated = True
+        return row
+
+    def _check(self, loss: float) -> None:
+        if not isfinite(loss):
+            raise Diverged(f"in round {self.server.round} the loss is {loss}")
+        before = self.rows[-1] if self.rows else {"contacts": 0, "broken_replies": 0}
+        broken = self._totals.broken - before["broken_replies"]
+        if broken and self._totals.contacts == before["contacts"]:
+            raise Diverged(f"by round {self.server.round} no client's progress is finite any more")
+
+
+def _plain(state: ServerState) -> dict[str, Any]:
+    return {**asdict(replace(state, extra={})), "extra": dict(state.extra)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +190,7 @@ class Result:
 
     rows: list[Row]
     model: nn.Module
+    best: nn.Module  # of all states evaluated
 
 
 def simulate(
@@ -138,13 +211,14 @@ def simulate(
 ) -> Result:
     """Train `model` on the clients' data, a pair (inputs, targets) each, for `until` units of virtual time.
 
-    `loss` and `metrics` take a batch's outputs and targets; `test` is what the rows are measured on, by default all the
-    clients' data. The module given is not touched: the result holds a trained copy.
+    Inputs and targets are tensors, or tuples or dictionaries of them, an example a row. `loss` and `metrics` take a
+    batch's outputs and targets; `test` is what the rows are measured on, by default all the clients' data. The module
+    given is not touched: the result holds trained copies.
     """
     task = Supervised(model, clients, loss=loss, metrics=metrics, test=test, batch_size=batch_size, seed=seed)
-    rows: list[Row] = []
-    for row, state in trajectory(
-        task, len(clients), world, algorithm, codec, optimizer, until=until, every=until / evaluations, seed=seed
-    ):
-        rows.append(row)
-    return Result(rows, task.flat.module(state.model, state.buffers))
+    plan = Plan(until=until, every=until / evaluations, seed=seed, metric=next(iter(task.metrics), "loss"))
+    run = Simulation(task, len(clients), world, algorithm, codec, optimizer, plan)
+    for _ in run:
+        pass
+    final, best = run.server, run.best.server
+    return Result(run.rows, task.flat.module(final.model, final.buffers), task.flat.module(best.model, best.buffers))

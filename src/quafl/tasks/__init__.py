@@ -1,8 +1,21 @@
 """What is learned: modules as vectors, data, partitions, and problems with known answers."""
 
 from quafl.tasks import partition
-from quafl.tasks.datasets import digits
+from quafl.tasks.datasets import celeba, cifar10, digits, fashion_mnist, leaf, mnist
+from quafl.tasks.files import DataError
 from quafl.tasks.quadratic import Quadratic
 from quafl.tasks.supervised import Supervised, accuracy
 
-__all__ = ["Quadratic", "Supervised", "accuracy", "digits", "partition"]
+__all__ = [
+    "DataError",
+    "Quadratic",
+    "Supervised",
+    "accuracy",
+    "celeba",
+    "cifar10",
+    "digits",
+    "fashion_mnist",
+    "leaf",
+    "mnist",
+    "partition",
+]

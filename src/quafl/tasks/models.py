@@ -1,11 +1,126 @@
-"""Networks of the experiments, each initialised from a seed of its own."""
+"""Networks of the experiments, each initialised from a seed of its own. All take pixels as they are stored (0..255)."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 
 
-def mlp(inputs: int, hidden: int, outputs: int, *, seed: int = 0) -> nn.Module:
-    """Two layers with a ReLU between."""
+class Pixels(nn.Module):
+    """Octets to numbers of mean 0 and variance 1: what a network sees is then the same wherever it is used."""
+
+    def __init__(self, mean: Sequence[float], deviation: Sequence[float]) -> None:
+        super().__init__()
+        self.mean, self.deviation = tuple(mean), tuple(deviation)  # no buffers: constants do not travel
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """(x/255 − mean)/deviation, channel by channel."""
+        scale = pixels.new_tensor(self.deviation, dtype=torch.float32).mul_(255).reciprocal_().view(-1, 1, 1)
+        shift = pixels.new_tensor(self.mean, dtype=torch.float32).mul_(255).view(-1, 1, 1)
+        return (pixels - shift) * scale
+
+
+MNIST = Pixels([0.1307], [0.3081])
+FASHION = Pixels([0.2860], [0.3530])
+CIFAR = Pixels([0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616])
+FACES = Pixels([0.5, 0.5, 0.5], [0.5, 0.5, 0.5])
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """What is initialised inside is drawn from the seed; the global generator is left alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
+        yield
+
+
+def mlp(inputs: int, hidden: int, outputs: int, *, seed: int = 0, pixels: nn.Module | None = None) -> nn.Module:
+    """Two layers with a ReLU between."""
+    with _seeded(seed):
+        layers = nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs)
+    return nn.Sequential(*layers) if pixels is None else nn.Sequential(pixels, nn.Flatten(), *layers)
+
+
+def cnn(*, seed: int = 0) -> nn.Module:
+    """For 28×28 grey pictures: two convolutions with batch norm, three dense layers; 1,475,338 parameters."""
+    with _seeded(seed):
+        return nn.Sequential(
+            FASHION,
+            *(nn.Conv2d(1, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(32, 64, 3), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(2)),
+            nn.Flatten(),
+            *(nn.Linear(64 * 6 * 6, 600), nn.ReLU(), nn.Linear(600, 120), nn.ReLU(), nn.Linear(120, 10)),
+        )
+
+
+class _Block(nn.Module):
+    """Two 3×3 convolutions around which the input is added (He et al., 2016)."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, *, project: bool) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.first_norm = nn.BatchNorm2d(outputs)
+        self.second = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.second_norm = nn.BatchNorm2d(outputs)
+        self.stride, self.added = stride, outputs - inputs
+        changes = stride != 1 or self.added != 0
+        self.shortcut = (
+            nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+            if project and changes
+            else None
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """relu(F(x) + x); where the shapes differ, x is projected, or thinned out and padded with zero channels."""
+        around = x
+        if self.shortcut is not None:
+            around = self.shortcut(x)
+        elif self.added:
+            around = functional.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.added))
+        inner = functional.relu(self.first_norm(self.first(x)))
+        return functional.relu(self.second_norm(self.second(inner)) + around)
+
+
+def _stage(inputs: int, outputs: int, blocks: int, stride: int, *, project: bool) -> nn.Sequential:
+    first = _Block(inputs, outputs, stride, project=project)
+    return nn.Sequential(first, *(_Block(outputs, outputs, 1, project=project) for _ in range(blocks - 1)))
+
+
+def resnet20(*, seed: int = 0) -> nn.Module:
+    """For 32×32 colour pictures: three stages of three blocks (He et al., 2016, section 4.2); 269,722 parameters."""
+    with _seeded(seed):
+        return _initialised(
+            nn.Sequential(
+                CIFAR,
+                *(nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU()),
+                _stage(16, 16, 3, 1, project=False),
+                _stage(16, 32, 3, 2, project=False),
+                _stage(32, 64, 3, 2, project=False),
+                *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)),
+            )
+        )
+
+
+def resnet18(outputs: int = 2, *, seed: int = 0) -> nn.Module:
+    """For larger colour pictures: four stages of two blocks (He et al., 2016, table 1); 11.2 million parameters."""
+    with _seeded(seed):
+        return _initialised(
+            nn.Sequential(
+                FACES,
+                *(nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)),
+                _stage(64, 64, 2, 1, project=True),
+                _stage(64, 128, 2, 2, project=True),
+                _stage(128, 256, 2, 2, project=True),
+                _stage(256, 512, 2, 2, project=True),
+                *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, outputs)),
+            )
+        )
+
+
+def _initialised(network: nn.Module) -> nn.Module:
+    for layer in network.modules():
+        if isinstance(layer, nn.Conv2d):
+            nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+    return network

@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from quafl.core.randomness import derive
-from quafl.tasks.supervised import Data
+from quafl.tasks import trees
+from quafl.tasks.supervised import Data, take
 
 
 def iid(data: Data, clients: int, *, seed: int = 0) -> list[Data]:
@@ -15,22 +17,69 @@ def iid(data: Data, clients: int, *, seed: int = 0) -> list[Data]:
     return _deal(data, order.tensor_split(clients))
 
 
-def by_label(data: Data, clients: int, *, pieces: int = 2, seed: int = 0) -> list[Data]:
-    """Sorted by label and cut into `pieces` times as many pieces as there are clients; each client gets `pieces` of
-    them at random, and so few labels (McMahan et al., 2017, section 3)."""
+def by_class(data: Data, clients: int, *, pieces: int = 2, seed: int = 0) -> list[Data]:
+    """Sorted by class and cut into `pieces` times as many pieces as there are clients; each client gets `pieces` of
+    them at random, and so few classes (McMahan et al., 2017, section 3)."""
     if pieces < 1:
         raise ValueError(f"pieces is {pieces}, must be at least 1")
     generator = _generator(seed)
     shuffled = torch.randperm(_size(data, clients * pieces), generator=generator)
-    by_label = shuffled[data[1][shuffled].argsort(stable=True)].tensor_split(clients * pieces)
+    sorted_pieces = shuffled[data[1][shuffled].argsort(stable=True)].tensor_split(clients * pieces)
     dealt = torch.randperm(clients * pieces, generator=generator).view(clients, pieces)
-    return _deal(data, [torch.cat([by_label[piece] for piece in mine]) for mine in dealt.tolist()])
+    return _deal(data, [torch.cat([sorted_pieces[piece] for piece in mine]) for mine in dealt.tolist()])
+
+
+def slow_classes(data: Data, clients: int, *, slow: int, classes: Sequence[int], seed: int = 0) -> list[Data]:
+    """The last `slow` clients hold the given classes, shuffled and dealt out evenly; the others hold the rest."""
+    _size(data, clients)
+    if not 0 < slow < clients:
+        raise ValueError(
+            f"{slow} of {clients} clients are slow; some, and not all, must be to hold classes of their own"
+        )
+    order = torch.randperm(len(data[1]), generator=_generator(seed))
+    theirs = torch.isin(data[1][order], torch.tensor(list(classes)))
+    sides = (order[~theirs], clients - slow), (order[theirs], slow)
+    for examples, hands in sides:
+        if len(examples) < hands:
+            raise ValueError(
+                f"classes {list(classes)} leave {len(examples)} examples for {hands} clients; choose other classes"
+            )
+    return _deal(data, [hand for examples, hands in sides for hand in examples.tensor_split(hands)])
+
+
+def dirichlet(data: Data, clients: int, *, alpha: float, seed: int = 0) -> list[Data]:
+    """Each class is dealt out in proportions drawn from Dirichlet(α, …, α) (Hsu et al., 2019): the smaller α, the fewer
+    classes a client has. Whoever would get nothing gets an example of who has most."""
+    if not alpha > 0:
+        raise ValueError(f"alpha is {alpha}, must be positive")
+    order = torch.randperm(_size(data, clients), generator=_generator(seed))
+    hands: list[list[int]] = [[] for _ in range(clients)]
+    proportions = np.random.default_rng(derive(seed, "partition"))
+    for label in data[1].unique().tolist():
+        mine = order[data[1][order] == label]
+        ends = np.rint(proportions.dirichlet([alpha] * clients).cumsum() * len(mine)).astype(int)[:-1]
+        for hand, part in zip(hands, mine.tensor_split(ends.tolist()), strict=True):
+            hand.extend(part.tolist())
+    for hand in hands:
+        if not hand:
+            hand.append(max(hands, key=len).pop())
+    return _deal(data, [torch.tensor(hand) for hand in hands])
+
+
+def by_user(data: Data, users: Tensor, clients: int, *, seed: int = 0) -> list[Data]:
+    """The users, each with all its examples, shuffled and dealt out evenly: disjoint people for every client."""
+    names = users.unique()
+    if not 0 < clients <= len(names):
+        raise ValueError(f"cannot deal {len(names)} users out to {clients} clients, each with at least one")
+    dealt = names[torch.randperm(len(names), generator=_generator(seed))].tensor_split(clients)
+    return _deal(data, [torch.isin(users, mine).nonzero().squeeze(-1) for mine in dealt])
 
 
 def _size(data: Data, parts: int) -> int:
-    if parts < 1 or parts > len(data[1]):
-        raise ValueError(f"cannot cut {len(data[1])} examples into {parts} parts, each with at least one")
-    return len(data[1])
+    examples = trees.size(data[0])
+    if parts < 1 or parts > examples:
+        raise ValueError(f"cannot cut {examples} examples into {parts} parts, each with at least one")
+    return examples
 
 
 def _generator(seed: int) -> torch.Generator:
@@ -38,4 +87,4 @@ def _generator(seed: int) -> torch.Generator:
 
 
 def _deal(data: Data, hands: Sequence[Tensor]) -> list[Data]:
-    return [(data[0][hand], data[1][hand]) for hand in hands]
+    return [take(data, hand) for hand in hands]

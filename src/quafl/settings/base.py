@@ -1,0 +1,16 @@
+"""What all sections of a settings file share."""
+
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Raw: TypeAlias = dict[str, Any]
+Positive: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share: TypeAlias = Annotated[float, Field(ge=0, le=1)]
+
+
+class Section(BaseModel):
+    """A table of the file: unknown keys and wrong types are errors, nothing is converted in silence."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)

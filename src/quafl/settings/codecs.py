@@ -1,0 +1,58 @@
+"""[codec]: how models are packed."""
+
+from typing import Literal, TypeAlias
+
+from pydantic import Field, field_validator
+
+from quafl.codec import QSGD, Identity, Lattice
+from quafl.core.seams import Codec
+from quafl.settings.base import Positive, Section
+
+
+class LatticeSettings(Section):
+    """See codec.lattice; 32 bits mean no compression."""
+
+    name: Literal["lattice"] = "lattice"
+    bits: int = 4
+    resolution: Positive | None = None
+    spread: Positive = 6.0
+
+    @field_validator("bits")
+    @classmethod
+    def _known_width(cls, bits: int) -> int:
+        if bits != Identity.bits and not 1 <= bits <= 16:
+            raise ValueError("must be from 1 to 16, or 32 for no compression")
+        return bits
+
+    def build(self) -> Codec:
+        """The codec."""
+        if self.bits == Identity.bits:
+            return Identity()
+        return Lattice(bits=self.bits, resolution=self.resolution, spread=self.spread)
+
+
+class IdentitySettings(Section):
+    """See codec.identity."""
+
+    name: Literal["identity"]
+    bits: Literal[32] = 32
+
+    def build(self) -> Codec:
+        """The codec."""
+        return Identity()
+
+
+class QSGDSettings(Section):
+    """See codec.qsgd."""
+
+    name: Literal["qsgd"]
+    bits: int = Field(default=8, ge=2, le=16)
+    norm: Literal["l2", "min-max"] = "min-max"
+    bucket: int = Field(default=512, ge=32, lt=65536, multiple_of=32)
+
+    def build(self) -> Codec:
+        """The codec."""
+        return QSGD(bits=self.bits, norm=self.norm, bucket=self.bucket)
+
+
+CodecChoice: TypeAlias = LatticeSettings | IdentitySettings | QSGDSettings

@@ -1,0 +1,74 @@
+"""One curve, complete: all sections together, and the simulation that they build."""
+
+from typing import Self
+
+import tomli_w
+from pydantic import Field, model_validator
+
+from quafl.core.randomness import Generators
+from quafl.core.seams import Task
+from quafl.settings.algorithms import Algorithms, QuAFLSettings
+from quafl.settings.base import Section
+from quafl.settings.codecs import CodecChoice, LatticeSettings
+from quafl.settings.tasks import DigitsTask, Tasks
+from quafl.settings.world import Clients, Run
+from quafl.sim import Plan, Simulation, codecs_for
+
+
+class Settings(Section):
+    """One curve, complete."""
+
+    label: str = "run"
+    task: Tasks = Field(default=DigitsTask(), discriminator="name")
+    clients: Clients = Clients()
+    algorithm: Algorithms = Field(default=QuAFLSettings(), discriminator="name")
+    codec: CodecChoice = Field(default=LatticeSettings(), discriminator="name")
+    run: Run = Run()
+
+    @model_validator(mode="after")
+    def _enough_clients(self) -> Self:
+        if self.algorithm.sampled > self.clients.count:
+            raise ValueError(
+                f"algorithm.sampled = {self.algorithm.sampled}: must be at most clients.count = {self.clients.count}"
+            )
+        if self.clients.count > self.task.most_clients:
+            raise ValueError(
+                f"clients.count = {self.clients.count}: must be at most {self.task.most_clients}, "
+                f"or some would have no data of task {self.task.name!r}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _buildable(self) -> Self:
+        algorithm, world, count = self.algorithm.build(), self.clients.build(), self.clients.count
+        codecs = codecs_for(algorithm, self.codec.build())
+        world.speeds(count, Generators(0), self.run.until)
+        world.link(count, codecs)
+        self.algorithm.expected_steps(world, count, codecs, seed=0)
+        return self
+
+    def simulation(self, seed: int) -> tuple[Task, Simulation]:
+        """One seed of this curve, ready to run."""
+        task, world, algorithm, codec = (
+            self.task.build(self.clients, self.run, seed),
+            self.clients.build(),
+            self.algorithm.build(),
+            self.codec.build(),
+        )
+        plan = Plan(
+            until=self.run.until,
+            every=self.run.every,
+            seed=seed,
+            metric=self.run.metric,
+            lower_is_better=self.run.lower_is_better,
+            potential=self.run.potential,
+        )
+        known = self.algorithm.expected_steps(world, self.clients.count, codecs_for(algorithm, codec), seed)
+        optimizer = self.algorithm.build_optimizer()
+        return task, Simulation(
+            task, self.clients.count, world, algorithm, codec, optimizer, plan, expected_steps=known
+        )
+
+    def to_toml(self) -> str:
+        """Every setting, defaults too; a file that can be run again."""
+        return tomli_w.dumps(self.model_dump(exclude_none=True))

@@ -1,0 +1,133 @@
+"""Reading settings: files, built-in experiments and overrides, and one sentence for whatever is wrong with them."""
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from importlib import resources
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from quafl.settings.algorithms import Algorithms, CosineSchedule, LinearSchedule
+from quafl.settings.base import Raw, Section
+from quafl.settings.codecs import CodecChoice
+from quafl.settings.curve import Settings
+from quafl.settings.tasks import Tasks
+from quafl.settings.world import Absence, Change, Clients, Run
+
+
+class SettingsError(Exception):
+    """One sentence about what is wrong with the settings."""
+
+
+def load(source: str, overrides: Sequence[str] = ()) -> list[Settings]:
+    """The curves of a built-in experiment or a TOML file, with `key=value` overrides laid over all of them."""
+    raw = _read(source)
+    curves = raw.pop("curves", {})
+    if not isinstance(curves, dict) or not all(isinstance(curve, dict) for curve in curves.values()):
+        raise SettingsError(f'curves = {curves!r}: must be tables, such as [curves."QuAFL"]')
+    changes: Raw = {}
+    for override in overrides:
+        changes = _merge(changes, _parse_override(override))
+    curves = _merge(curves, changes.pop("curves", {}))
+    if not curves:
+        return [_validate(_merge(raw, changes))]
+    return [
+        _validate(_merge(_merge({**raw, "label": label}, curve), changes), f" (in curve {label!r})")
+        for label, curve in curves.items()
+    ]
+
+
+def builtin() -> list[str]:
+    """Names of the experiments that come with the package."""
+    return sorted(entry.name.removesuffix(".toml") for entry in _presets().iterdir() if entry.name.endswith(".toml"))
+
+
+def _presets() -> Any:
+    return resources.files("quafl") / "presets"
+
+
+def _read(source: str) -> Raw:
+    if source in builtin():
+        text = (_presets() / f"{source}.toml").read_text(encoding="utf-8")
+    else:
+        try:
+            text = Path(source).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "not a text file"
+            known = ", ".join(builtin())
+            raise SettingsError(
+                f"cannot read settings '{source}' ({reason}): give a TOML file, or one of the built-in names: {known}"
+            ) from error
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{source} is not valid TOML: {error}") from error
+
+
+def _parse_override(text: str) -> Raw:
+    key, equals, value = text.partition("=")
+    names = [name.strip() for name in key.split(".")]
+    if not equals or not all(names):
+        raise SettingsError(f"--set {text}: must look like section.key=value, for example algorithm.lr=0.2")
+    try:
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value.strip()  # a bare word is a string
+    for name in reversed(names):
+        parsed = {name: parsed}
+    return dict(parsed)
+
+
+def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Raw:
+    merged = dict(base)
+    for key, value in over.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merge(merged[key], value) if both else value
+    return merged
+
+
+def _validate(raw: Raw, where: str = "") -> Settings:
+    defaults = {"task": {"name": "digits"}, "algorithm": {"name": "quafl"}, "codec": {"name": "lattice"}}
+    try:
+        return Settings.model_validate(_merge(defaults, raw))
+    except ValidationError as error:
+        raise SettingsError(_sentence(error.errors()[0]) + where) from None
+
+
+def _sentence(error: ErrorDetails) -> str:
+    """Key, value, and what is allowed."""
+    place = [str(part) for part in error["loc"]]
+    if place[:1] in (["task"], ["algorithm"], ["codec"]) and len(place) > 2:
+        del place[1]  # the variant's name, which pydantic puts into the path
+    key, value = ".".join(place), error["input"]
+    message = error["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    if error["type"] == "extra_forbidden":
+        allowed = _keys_beside(list(error["loc"]))
+        close = get_close_matches(place[-1], allowed, n=1)
+        hint = f"did you mean '{close[0]}'? " if close else ""
+        return f"unknown key {key} = {value!r}; {hint}allowed here: {', '.join(allowed)}"
+    if error["type"] == "union_tag_invalid":
+        return f"{key}.name = {value.get('name')!r}: must be one of {error['ctx']['expected_tags']}"
+    if not place:
+        return message  # a rule between keys, which names them itself
+    return f"{key} = {value!r}: {message}"
+
+
+def _keys_beside(place: list[int | str]) -> list[str]:
+    """The keys that the table of an unknown key may have."""
+    path = [str(part) for part in place[:-1] if isinstance(part, str)]
+    parent = _SECTIONS.get(path[-1], Settings) if path else Settings
+    return list(parent.model_fields)
+
+
+def _sections() -> Iterator[tuple[str, type[Section]]]:
+    """Every table, by the last word of pydantic's path to it: its key, or its variant's name."""
+    yield from (("clients", Clients), ("run", Run), ("changes", Change), ("absences", Absence))
+    for variant in (*get_args(Tasks), *get_args(Algorithms), *get_args(CodecChoice), LinearSchedule, CosineSchedule):
+        yield get_args(variant.model_fields["name"].annotation)[0], variant
+
+
+_SECTIONS = dict(_sections())

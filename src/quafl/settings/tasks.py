@@ -1,0 +1,206 @@
+"""[task]: what is learned, and from what."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import ClassVar, Literal, TypeAlias
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from quafl.core.randomness import derive
+from quafl.core.seams import Task
+from quafl.settings.base import NotNegative, Positive, Section
+from quafl.settings.world import Clients, Run
+from quafl.tasks import Quadratic, Supervised, celeba, cifar10, digits, fashion_mnist, leaf, mnist, models, partition
+from quafl.tasks.augment import crop_and_flip
+from quafl.tasks.datasets import CELEBA, Splits
+from quafl.tasks.supervised import Augment, Data
+
+
+class LearningTask(Section):
+    """What tasks with a network and examples have in common."""
+
+    batch: int = Field(default=32, ge=1)
+
+    def fetch(self) -> None:
+        """Get the data, if they are not on this machine."""
+
+    def supervised(
+        self,
+        module: nn.Module,
+        hands: Sequence[Data],
+        test: Data,
+        run: Run,
+        seed: int,
+        augment: Augment | None = None,
+    ) -> Task:
+        """The task for one seed, from its parts."""
+        return Supervised(
+            module,
+            hands,
+            test=test,
+            batch_size=self.batch,
+            augment=augment,
+            per_client=run.per_client,
+            per_class=run.per_class,
+            seed=seed,
+        )
+
+
+class ClassTask(LearningTask):
+    """Pictures in classes, dealt out to the clients in one of several ways."""
+
+    partition: Literal["iid", "by class", "slow classes", "dirichlet"] = "iid"
+    pieces: int = Field(default=2, ge=1)  # by class: pieces of the sorted examples a client gets
+    slow_classes: list[int] = Field(default=[0, 1, 2], min_length=1)  # that the slow clients hold
+    alpha: Positive = 0.3  # dirichlet: the smaller, the fewer classes a client has
+    judge: Literal["test", "validation"] = "test"  # validation: learn from less, to choose settings by the rest
+    most_clients: ClassVar[int]
+    load: ClassVar[Callable[[], Splits]]
+    augment: ClassVar[Augment | None] = None
+
+    def fetch(self) -> None:
+        """Get the data, if they are not on this machine."""
+        type(self).load()
+
+    def module(self, seed: int) -> nn.Module:
+        """The network, initialised."""
+        raise NotImplementedError
+
+    def build(self, clients: Clients, run: Run, seed: int) -> Task:
+        """The task for one seed: data dealt out, network initialised."""
+        data = type(self).load()
+        train, judge = data.train, data.validation
+        if self.judge == "test":
+            train = (torch.cat((train[0], judge[0])), torch.cat((train[1], judge[1])))
+            judge = data.test
+        hands = self._deal(train, clients, seed)
+        return self.supervised(self.module(derive(seed, "model")), hands, judge, run, seed, type(self).augment)
+
+    def _deal(self, train: Data, clients: Clients, seed: int) -> list[Data]:
+        count, slow = clients.count, round(clients.slow * clients.count)
+        if self.partition == "by class":
+            return partition.by_class(train, count, pieces=self.pieces, seed=seed)
+        if self.partition == "slow classes":
+            return partition.slow_classes(train, count, slow=slow, classes=self.slow_classes, seed=seed)
+        if self.partition == "dirichlet":
+            return partition.dirichlet(train, count, alpha=self.alpha, seed=seed)
+        return partition.iid(train, count, seed=seed)
+
+
+class DigitsTask(ClassTask):
+    """scikit-learn's handwritten digits and a two-layer network."""
+
+    name: Literal["digits"] = "digits"
+    hidden: int = Field(default=64, ge=1)
+    batch: int = Field(default=16, ge=1)
+    most_clients: ClassVar[int] = 500
+    load: ClassVar[Callable[[], Splits]] = staticmethod(digits)
+
+    def module(self, seed: int) -> nn.Module:
+        """Two layers."""
+        return models.mlp(64, self.hidden, 10, seed=seed)
+
+
+class MNISTTask(ClassTask):
+    """MNIST and the paper's two-layer network."""
+
+    name: Literal["mnist"]
+    hidden: int = Field(default=32, ge=1)
+    batch: int = Field(default=128, ge=1)
+    most_clients: ClassVar[int] = 20_000
+    load: ClassVar[Callable[[], Splits]] = staticmethod(mnist)
+
+    def module(self, seed: int) -> nn.Module:
+        """784, 32, 10."""
+        return models.mlp(784, self.hidden, 10, seed=seed, pixels=models.MNIST)
+
+
+class FashionTask(ClassTask):
+    """Fashion-MNIST and a convolutional network."""
+
+    name: Literal["fashion-mnist"]
+    batch: int = Field(default=100, ge=1)
+    most_clients: ClassVar[int] = 20_000
+    load: ClassVar[Callable[[], Splits]] = staticmethod(fashion_mnist)
+
+    def module(self, seed: int) -> nn.Module:
+        """Two convolutions, three dense layers."""
+        return models.cnn(seed=seed)
+
+
+class CIFARTask(ClassTask):
+    """CIFAR-10, pictures moved and mirrored, and ResNet20."""
+
+    name: Literal["cifar-10"]
+    batch: int = Field(default=64, ge=1)
+    most_clients: ClassVar[int] = 15_000
+    load: ClassVar[Callable[[], Splits]] = staticmethod(cifar10)
+    augment: ClassVar[Augment | None] = staticmethod(crop_and_flip)
+
+    def module(self, seed: int) -> nn.Module:
+        """ResNet20."""
+        return models.resnet20(seed=seed)
+
+
+class CelebATask(LearningTask):
+    """CelebA's faces, clients with disjoint celebrities, and ResNet18."""
+
+    name: Literal["celeba"]
+    attribute: str = "Smiling"
+    pixels: int = Field(default=100, ge=32)
+    batch: int = Field(default=128, ge=1)
+    most_clients: ClassVar[int] = 10_000
+
+    def fetch(self) -> None:
+        """It cannot be downloaded: say so before anything runs."""
+        CELEBA.find()
+
+    def build(self, clients: Clients, run: Run, seed: int) -> Task:
+        """The task for one seed."""
+        data = celeba(self.attribute, pixels=self.pixels)
+        hands = partition.by_user(data.train, data.users, clients.count, seed=seed)
+        return self.supervised(models.resnet18(2, seed=derive(seed, "model")), hands, data.test, run, seed)
+
+
+class LeafTask(LearningTask):
+    """A dataset of people in LEAF's format, clients with disjoint people, and a two-layer network."""
+
+    name: Literal["leaf"]
+    path: str
+    hidden: int = Field(default=64, ge=1)
+    most_clients: ClassVar[int] = 1_000_000
+
+    def build(self, clients: Clients, run: Run, seed: int) -> Task:
+        """The task for one seed."""
+        data = leaf(Path(self.path))
+        hands = partition.by_user(data.train, data.users, clients.count, seed=seed)
+        classes = 1 + int(torch.cat((data.train[1], data.test[1])).max())
+        module = models.mlp(data.train[0].shape[-1], self.hidden, classes, seed=derive(seed, "model"))
+        return self.supervised(module, hands, data.test, run, seed)
+
+
+class QuadraticTask(Section):
+    """A problem with a known answer; the clients' minima are normally distributed around one another."""
+
+    name: Literal["quadratic"]
+    most_clients: ClassVar[int] = 1_000_000
+    dim: int = Field(default=100, ge=1)
+    smoothness: Positive = 1.0  # largest curvature
+    condition: float = Field(default=10.0, ge=1, allow_inf_nan=False)  # largest over smallest curvature
+    spread: NotNegative = 1.0  # of the clients' minima
+    noise: NotNegative = 0.1  # of the gradients
+
+    def fetch(self) -> None:
+        """There is nothing to get."""
+
+    def build(self, clients: Clients, run: Run, seed: int) -> Task:
+        """The task for one seed."""
+        generator = torch.Generator().manual_seed(derive(seed, "model"))
+        centers = 1 + self.spread * torch.randn(clients.count, self.dim, generator=generator)
+        curvature = torch.linspace(self.smoothness / self.condition, self.smoothness, self.dim)
+        return Quadratic(curvature, centers, noise=self.noise, seed=seed)
+
+
+Tasks: TypeAlias = DigitsTask | MNISTTask | FashionTask | CIFARTask | CelebATask | LeafTask | QuadraticTask

@@ -1,0 +1,81 @@
+"""[clients] and [run]: who takes part, for how long, and what is kept."""
+
+from math import inf
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from quafl import sim
+from quafl.settings.base import NotNegative, Positive, Section, Share
+from quafl.sim import World
+
+
+class Change(Section):
+    """See sim.world."""
+
+    at: float = Field(ge=0, allow_inf_nan=False)
+    step: Positive
+    clients: list[int] | Literal["slow", "fast", "all"] = "all"
+
+
+class Absence(Section):
+    """See sim.world."""
+
+    start: float = Field(ge=0, allow_inf_nan=False)
+    stop: Positive
+    clients: list[int] | Literal["slow", "fast", "all"] = "all"
+
+
+class Clients(Section):
+    """Who takes part: see sim.world."""
+
+    count: int = Field(default=20, ge=1)
+    slow: Share = 0.25
+    fast_step: Positive = 2.0
+    slow_step: Positive = 8.0
+    step_range: tuple[Positive, Positive] | None = Field(default=None, strict=False)
+    step_law: Literal["exponential", "constant"] = "exponential"
+    changes: list[Change] = Field(default=[])
+    absences: list[Absence] = Field(default=[])
+    present_for: Annotated[float, Field(gt=0)] = inf
+    away_for: NotNegative = 0.0
+    trace: str | None = None
+    latency_at_32_bits: NotNegative = 10.0  # sit = this · b/32
+    up_bandwidth: Positive | list[Positive] | None = None
+    down_bandwidth: Positive | list[Positive] | None = None
+    link_limited: bool = True
+    unreachable: Share = 0.0
+
+    def build(self) -> World:
+        """The simulated world around them."""
+        plain = {name: getattr(self, name) for name in type(self).model_fields if name != "count"}
+        return World(
+            **{
+                **plain,
+                "changes": [sim.Change(**change.model_dump()) for change in self.changes],
+                "absences": [sim.Absence(**absence.model_dump()) for absence in self.absences],
+                "trace": None if self.trace is None else Path(self.trace),
+            }
+        )
+
+
+class Run(Section):
+    """How long, how often, what is kept."""
+
+    until: Positive = 1000.0  # simulated time
+    every: Positive = 10.0  # simulated time between evaluations
+    seeds: list[int] = Field(default=[0, 1, 2], min_length=1)
+    metric: str = "accuracy"  # for "time to"; the loss where a task does not have it
+    target: float = Field(default=0.9, allow_inf_nan=False)
+    lower_is_better: bool = False  # of the metric; of the loss it always is
+    per_client: bool = False  # the metric on each client's own data: mean, worst, 10th percentile
+    per_class: bool = False  # the metric on each class
+    potential: bool = False  # record Φ_t
+
+    @field_validator("seeds")
+    @classmethod
+    def _distinct(cls, seeds: list[int]) -> list[int]:
+        if len(set(seeds)) < len(seeds):
+            raise ValueError("must be distinct")
+        return seeds
