@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench-codec tune-demo format clean
+.PHONY: help demo test lint bench-codec bench-sim tune-demo format clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -33,6 +33,9 @@ format: $(INSTALLED) ## Put the code into its format
 
 bench-codec: $(INSTALLED) ## Measure the codec: speed, memory, error against bits, refinement (some minutes)
 	$(BIN)/python benchmarks/codec.py cpu quality live page
+
+bench-sim: $(INSTALLED) ## Measure the simulator's overhead (some minutes; needs MNIST and Fashion-MNIST)
+	$(BIN)/python benchmarks/simulator.py
 
 tune-demo: $(INSTALLED) ## Choose the demo's learning rates again (a few minutes)
 	$(BIN)/python benchmarks/tune_demo.py

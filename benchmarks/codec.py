@@ -27,7 +27,7 @@ from quafl.codec import QSGD, Lattice, wire
 from quafl.codec.kernels import Kernel, available
 from quafl.codec.kernels.oracle import Oracle
 from quafl.core.seams import Codec, Packet
-from quafl.sim import trajectory
+from quafl.sim import Plan, Simulation
 from quafl.tasks import Supervised, digits, partition
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
@@ -228,14 +228,13 @@ def network() -> torch.nn.Module:
 
 
 def live_run(codec: Codec, until: float, lr: float) -> tuple[Any, list[Result]]:
-    clients = partition.by_label(digits().train, 20)
+    clients = partition.by_class(digits().train, 20)
     task = Supervised(network(), clients, test=digits().test, batch_size=16)
-    rows = []
-    for row, state in trajectory(
-        task, 20, World(), QuAFL(sampled=5, local_steps=5), codec, sgd(lr), until=until, every=until / 4, seed=0
-    ):
-        rows.append(row)
-    return state, rows
+    plan = Plan(until=until, every=until / 4)
+    run = Simulation(task, 20, World(), QuAFL(sampled=5, local_steps=5), codec, sgd(lr), plan)
+    for _ in run:
+        pass
+    return run.server, run.rows
 
 
 def live() -> Result:

@@ -26,7 +26,7 @@ def main(out: Path) -> None:
         for settings in load("demo", ["task.judge=validation", f"run.seeds={SEEDS}", f"algorithm.lr={lr}"])
     ]
     folders = run.prepare(curves, out, overwrite=True)
-    run.run(folders, processes=2, on_row=lambda job, row: None)
+    run.run(folders, processes=2, on_news=lambda job, news: None)
     grid = {folder.settings.label: read_curve(folder.path) for folder in folders}
     names = [settings.label for settings in load("demo")]
     best = {name: ranked([grid[f"{name} lr {lr}"] for lr in GRID])[0].settings["algorithm"]["lr"] for name in names}

@@ -22,7 +22,7 @@ from quafl.record import report as reporting
 from quafl.record.files import write_atomically
 from quafl.record.rows import Row
 from quafl.record.summary import Curve, RecordError, ranked, read_curve, read_curves, sent, verdict
-from quafl.settings import SettingsError, load
+from quafl.settings import Settings, SettingsError, load
 from quafl.tasks import DataError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
@@ -80,6 +80,9 @@ def run(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of every curve, e.g. algorithm.lr=0.2."),
     ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", metavar="CURVE", help="Run this curve alone; may be repeated.")
+    ] = None,
     jobs: Annotated[int | None, typer.Option("-j", "--jobs", min=1, help="Processes; by default one per core.")] = None,
     overwrite: Annotated[bool, typer.Option(help="Replace an earlier run in the folder.")] = False,
     resume: Annotated[
@@ -89,13 +92,13 @@ def run(
     """Run an experiment: every curve, every seed. Writes rows, models and report.html."""
     with _one_sentence():
         if resume is not None:
-            if source is not None or out is not None or set_ or overwrite:
+            if source is not None or out is not None or set_ or only or overwrite:
                 raise SettingsError("--resume takes everything from the folder; give it alone, or with -j")
             out, folders = resume, runner.reopen(resume)
         elif source is None or out is None:
             raise SettingsError("say what to run and where: quafl run NAME|FILE.toml --out DIR, or --resume DIR")
         else:
-            folders = runner.prepare(load(source, set_ or []), out, overwrite=overwrite)
+            folders = runner.prepare(_chosen(load(source, set_ or []), only), out, overwrite=overwrite)
         try:
             with _progress() as progress:
                 bars = _Bars(progress, folders)
@@ -106,6 +109,14 @@ def run(
         _conclude([read_curve(folder.path) for folder in folders], out / REPORT)
         if troubles:
             _complain("; ".join(troubles))
+
+
+def _chosen(curves: list[Settings], only: list[str] | None) -> list[Settings]:
+    labels = [curve.label for curve in curves]
+    unknown = next((label for label in only or [] if label not in labels), None)
+    if unknown is not None:
+        raise SettingsError(f"--only {unknown}: there is no such curve, choose from {', '.join(labels)}")
+    return [curve for curve in curves if only is None or curve.label in only]
 
 
 class _Bars:

@@ -72,8 +72,8 @@ class Outcome(NamedTuple):
 
 @dataclass(slots=True)
 class RunFolder:
-    """A curve's folder: settings, rows of all its finished seeds, versions, and of each seed the best and last model, or a
-    checkpoint."""
+    """A curve's folder: settings, rows of all its finished seeds, versions, and of each seed the best and last model or
+    a checkpoint."""
 
     path: Path
     settings: Settings
@@ -165,8 +165,8 @@ def versions() -> dict[str, str]:
 
 
 def run(folders: Sequence[RunFolder], *, processes: int, on_news: Callable[[Job, News], None]) -> list[str]:
-    """Run all seeds of all curves that are not finished; a seed's rows and models are on disk as soon as it is. There is
-    a sentence for each that ended before its time."""
+    """Run all seeds of all curves that are not finished; a seed's rows and models are on disk as soon as it is. A
+    sentence is given back for each that ended before its time."""
     jobs = [(folder, job) for folder in folders for job in folder.jobs()]
     jobs.sort(key=lambda pair: pair[1].settings.run.seeds.index(pair[1].seed))  # the curves progress side by side
     troubles = []

@@ -111,8 +111,9 @@ def contact(
         clients = train(adopted(clients))
         noise = -noise  # Y^i then stands on what was heard: its error adds to the distance from X_t
     report = algorithm.report(clients, note)
-    sound = report.isfinite().all(dim=-1) & clients.buffers.isfinite().all(dim=-1)
-    gap = denoised((report - heard).norm(dim=-1), noise)
+    away = (report - heard).norm(dim=-1)
+    sound = away.isfinite() & clients.buffers.isfinite().all(dim=-1)
+    gap = denoised(away, noise)
     mean_steps = clients.expected_steps + (clients.taken - clients.expected_steps) / (clients.contacts + 1)
     speed = mean_steps.where(clients.contacts + 1 >= SETTLED, torch.nan)
     answering = slice(None) if sound.all() else sound

@@ -20,8 +20,8 @@ from quafl.core.server import Exchange, check_counts, synchronous
 
 @dataclass(frozen=True, slots=True)
 class FedNova:
-    """Rounds as in FedAvg, but client i takes τ_i steps: `local_steps` (K) if it is the fastest, fewer in proportion if it
-    is slower, at least one."""
+    """Rounds as in FedAvg, but client i takes τ_i steps: `local_steps` (K) if it is the fastest, fewer in proportion if
+    it is slower, at least one."""
 
     sampled: int = 5
     local_steps: int = 5

@@ -93,6 +93,8 @@ class QuAFL:
 
     def report(self, client: ClientState, note: Note) -> Model:
         """Y^i = X^i − η η_i h̃_i (client, line 2)."""
+        if not self.weighted:
+            return client.base - client.progress
         return client.base - self._damping(client, note).unsqueeze(-1) * client.progress
 
     def adopt(self, client: ClientState, model: Model, buffers: Buffers, note: Note) -> ClientState:
@@ -103,8 +105,5 @@ class QuAFL:
 
     def _damping(self, client: ClientState, note: Note) -> Tensor:
         """η_i = min(1, H_min/H_i); 1 until the client has seen enough contacts to know its H_i."""
-        full = torch.ones_like(client.expected_steps)
-        if not self.weighted:
-            return full
         damping = (note.slowest / client.expected_steps).clamp(max=1.0)
-        return damping.where(client.contacts >= SETTLED, full)
+        return damping.where(client.contacts >= SETTLED, 1.0)

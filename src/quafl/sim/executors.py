@@ -13,8 +13,6 @@ class Sequential:
 
     def __call__(self, clients: ClientState, ids: Ids, counts: Counts) -> ClientState:
         """The clients after `counts` more steps each."""
-        if not len(ids):
-            return clients
         rows = []
         for row, (client_id, count) in enumerate(zip(ids.tolist(), counts.tolist(), strict=True)):
             client = clients[row]
@@ -22,4 +20,6 @@ class Sequential:
             for step in range(first, first + count):
                 client = local_step(client, self._task, self._task.batch(client_id, step), self._optimizer)
             rows.append(client)
-        return ClientState.stack(rows)
+        if len(rows) == 1:
+            return rows[0].each(lambda tensor: tensor.unsqueeze(0))  # nothing to copy
+        return ClientState.stack(rows) if rows else clients

@@ -16,7 +16,9 @@ from quafl.core.rows import Rows
 from quafl.core.seams import (
     Algorithm,
     Answer,
+    ClientState,
     Codecs,
+    Counts,
     Ids,
     Model,
     Note,
@@ -34,6 +36,7 @@ from quafl.sim.link import Link
 from quafl.sim.store import Store
 
 _log = logging.getLogger(__name__)
+CACHED = 2**20  # coordinates: clients are contacted in groups whose models stay in a processor's cache
 _CERTAIN = 2**40  # contacts behind a mean that one more does not change
 
 
@@ -80,12 +83,12 @@ class SimulatedFleet:
         unreachable: float = 0.0,
         expected_steps: Tensor | None = None,
     ) -> None:
-        given = {"budget": algorithm.budget(speeds.relative())}
+        given = {}
         if expected_steps is not None:
-            given |= {"expected_steps": expected_steps, "contacts": torch.full((len(expected_steps),), _CERTAIN)}
-        self.size = len(given["budget"])
+            given = {"expected_steps": expected_steps, "contacts": torch.full((len(expected_steps),), _CERTAIN)}
         self.totals = Totals()
-        self.clients = Store(self.size, newcomer(*task.initial(), optimizer), **given)
+        self.clients = Store(newcomer(*task.initial(), optimizer), algorithm.budget(speeds.relative()), **given)
+        self.size = len(self.clients)
         self._since = torch.zeros(self.size, dtype=torch.float64)  # when each client's local steps began
         self._waiting: list[_Trip] = []  # for the link, by the time they are ready
         self._moving: list[_Trip] = []  # by the time they arrive
@@ -95,6 +98,7 @@ class SimulatedFleet:
         self._lanes = [0.0] * (algorithm.sampled if limited else self.size)  # of the link: when each is free
         self._silence = 0.0  # when all who were asked last would have answered, if nothing had been lost
         self._execute = Sequential(task, optimizer)
+        self._together = max(1, CACHED // max(len(task.initial()[0]), 1))
         self._optimizer, self._algorithm, self._codecs = optimizer, algorithm, codecs
         self._clock, self._speeds, self._rng = clock, speeds, rng
         self._link, self._unreachable = link, unreachable
@@ -106,13 +110,23 @@ class SimulatedFleet:
     def send(self, to: Ids, packet: Packet, note: Note, refine: Refine) -> None:
         """Contact the clients; what they answer is then under way."""
         now = self._clock.now()
-        down = torch.full((len(to),), packet.nbytes)
-        self.totals.down += int(down.sum())
+        self.totals.down += packet.nbytes * len(to)
         self._silence = now + self._link.latency + _longest(self._link.transfer(to, now, packet.nbytes, packet.nbytes))
-        heard = torch.rand(len(to), generator=self._rng["losses"]) >= self._unreachable
-        reached, down = to[heard], down[heard]
+        reached = to[torch.rand(len(to), generator=self._rng["losses"]) >= self._unreachable]
         self.totals.lost += len(to) - len(reached)
-        up = torch.zeros_like(down)
+        budget = self.clients.budget[reached]
+        if self._algorithm.answers == "at once":
+            steps = self._speeds.steps_within(reached, self._since[reached], now, budget)
+            duration = torch.zeros(len(reached), dtype=torch.float64)
+        else:
+            steps, duration = budget, self._speeds.duration(reached, now, budget)
+        for start in range(0, max(len(reached), 1), self._together):
+            group = slice(start, start + self._together)
+            self._contact(reached[group], steps[group], duration[group], packet, note, refine)
+        self._since[reached] = now
+
+    def _contact(self, ids: Ids, steps: Counts, duration: Tensor, packet: Packet, note: Note, refine: Refine) -> None:
+        down, up = torch.full((len(ids),), packet.nbytes), torch.zeros(len(ids), dtype=torch.int64)
 
         def repair(row: int, request: Packet) -> Packet:
             refinement = refine(row, request)
@@ -123,14 +137,12 @@ class SimulatedFleet:
             down[row] += refinement.nbytes
             return refinement
 
-        clients, duration = self.clients[reached], torch.zeros(len(reached), dtype=torch.float64)
-        if self._algorithm.answers == "at once":
-            counts = self._speeds.steps_within(reached, self._since[reached], now, clients.budget)
-            clients = self._execute(clients, reached, counts)
-        else:
-            duration = self._speeds.duration(reached, now, clients.budget)
+        def train(clients: ClientState) -> ClientState:
+            return self._execute(clients, ids, steps)
+
+        clients = self.clients[ids]
         sound, answer, report, clients = contact(
-            clients,
+            train(clients) if self._algorithm.answers == "at once" else clients,
             packet,
             note,
             repair,
@@ -138,19 +150,18 @@ class SimulatedFleet:
             codecs=self._codecs,
             optimizer=self._optimizer,
             rng=self._rng["dither of clients"],
-            train=lambda adopted: self._execute(adopted, reached, adopted.budget),
+            train=train,
         )
-        self.clients.put(reached, clients)
-        self._since[reached] = now
-        self._drop(reached[~sound], note)
-        senders, duration = reached[sound], duration[sound]
+        self.clients.put(ids, clients)
+        self._drop(ids[~sound], note)
+        senders, now = ids[sound], self._clock.now()
         self.totals.up += answer.packet.nbytes
         self.totals.contacts += len(senders)
         self.totals.steps += int(answer.steps.sum())
         self.totals.idle += int((answer.steps == 0).sum())
         up = up[sound] + answer.packet.nbytes // max(len(senders), 1)
         seconds = self._link.latency + self._link.transfer(senders, now, down[sound], up)
-        self._depart(_Sent(now + duration, seconds, senders, answer, report))
+        self._depart(_Sent(now + duration[sound], seconds, senders, answer, report))
 
     def receive(self, count: int, within: float, since: int) -> Replies:
         """The earliest answers under way. Nobody waits longer than an exchange takes for answers that will never come;
@@ -181,6 +192,7 @@ class SimulatedFleet:
         """For `restore`."""
         trips = sorted([*self._waiting, *self._moving], key=lambda trip: trip.number)
         moving = {trip.number for trip in self._moving}
+        sent = _Sent.stack([trip.sent[trip.row] for trip in trips]) if trips else self._nothing
         return {
             "totals": asdict(self.totals),
             "clients": self.clients.state(),
@@ -189,7 +201,7 @@ class SimulatedFleet:
             "silence": self._silence,
             "when": [trip.when for trip in trips],
             "moving": [trip.number in moving for trip in trips],
-            "sent": self._gather(trips).tree(),
+            "sent": None if sent is None else sent.tree(),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -198,10 +210,11 @@ class SimulatedFleet:
         self.clients.restore(state["clients"])
         self._since, self._lanes, self._silence = state["since"], state["lanes"], state["silence"]
         self._waiting, self._moving, self._trips = [], [], len(state["when"])
-        sent = _Sent.from_tree(state["sent"])
-        self._nothing = sent[:0]
-        for number, (when, moving) in enumerate(zip(state["when"], state["moving"], strict=True)):
-            (self._moving if moving else self._waiting).append(_Trip(when, number, number, sent))
+        if state["sent"] is not None:
+            sent = _Sent.from_tree(state["sent"])
+            self._nothing = sent[:0]
+            for number, (when, moving) in enumerate(zip(state["when"], state["moving"], strict=True)):
+                (self._moving if moving else self._waiting).append(_Trip(when, number, number, sent))
         heapify(self._waiting)
         heapify(self._moving)
 
@@ -230,30 +243,34 @@ class SimulatedFleet:
         return back if back < inf else self._silence
 
     def _replies(self, arrived: list[_Trip]) -> Replies:
-        here = self._gather(arrived)
+        senders, answer = self._gather(arrived)
         since, spent = self._clock.now(), torch.zeros(len(arrived), dtype=torch.float64)
 
         def refine(row: int, request: Packet) -> Packet:
-            refinement = self._codecs.up.refine(here.report[row], request)
-            self.totals.refined += request.sent == here.answer.packet.bits
+            trip = arrived[row]
+            refinement = self._codecs.up.refine(trip.sent.report[trip.row], request)
+            self.totals.refined += request.sent == answer.packet.bits
             self.totals.down += request.nbytes
             self.totals.up += refinement.nbytes
-            sender = here.sender[row : row + 1]
+            sender = senders[row : row + 1]
             spent[row] += float(self._link.transfer(sender, since, request.nbytes, refinement.nbytes))
             self._clock.sleep_until(since + float(spent[row]))  # repairs of different clients go side by side
             return refinement
 
-        return Replies(senders=here.sender, answer=here.answer, refine=refine)
+        return Replies(senders=senders, answer=answer, refine=refine)
 
-    def _gather(self, trips: list[_Trip]) -> _Sent:
+    def _gather(self, trips: list[_Trip]) -> tuple[Ids, Answer]:
+        if self._nothing is None:
+            raise ValueError("nobody has been asked yet: send comes before receive")
         if not trips:
-            if self._nothing is None:
-                raise ValueError("nobody has been asked yet: send comes before receive")
-            return self._nothing
-        whole = trips[0].sent
-        if [trip.row for trip in trips] == list(range(len(whole.ready))) and all(t.sent is whole for t in trips):
-            return whole
-        return _Sent.stack([trip.sent[trip.row] for trip in trips])
+            return self._nothing.sender, self._nothing.answer
+        rows = [(trip.sent, trip.row) for trip in trips]
+        whole = rows[0][0]
+        if [row for _, row in rows] == list(range(len(whole.ready))) and all(sent is whole for sent, _ in rows):
+            return whole.sender, whole.answer
+        return torch.stack([sent.sender[row] for sent, row in rows]), Answer.stack(
+            [sent.answer[row] for sent, row in rows]
+        )
 
 
 def _longest(seconds: Tensor) -> float:

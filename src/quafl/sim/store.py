@@ -6,23 +6,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quafl.core.seams import ClientState, Ids
+from quafl.core.seams import ClientState, Counts, Ids
 
 
 class Store:
     """n clients between contacts. Progress is not kept: local steps are computed at the contact, and begin anew after.
 
-    `given` are fields that the world knows of each client, whatever happens.
+    `budget` and what else is `given` are fields that the world knows of each client, whatever happens.
     """
 
-    def __init__(self, size: int, newcomer: ClientState, **given: Tensor) -> None:
-        self._size = size
+    def __init__(self, newcomer: ClientState, budget: Counts, **given: Tensor) -> None:
+        self.budget = budget
         self._newcomer = _without_progress(newcomer)
-        self._given = given
+        self._given = {"budget": budget, **given}
         self._known: dict[int, ClientState] = {}
 
     def __len__(self) -> int:
-        return self._size
+        return len(self.budget)
 
     @property
     def known(self) -> int:
@@ -30,7 +30,7 @@ class Store:
         return len(self._known)
 
     def __getitem__(self, ids: Ids) -> ClientState:
-        """Those clients, a row each; nothing of the store is shared."""
+        """Those clients, a row each, not to be changed in place."""
         rows = self._rows(ids)
         given = {name: values[ids] for name, values in self._given.items()}
         return replace(rows, progress=torch.zeros_like(rows.base), **given)  # type: ignore[arg-type]
@@ -38,7 +38,7 @@ class Store:
     def put(self, ids: Ids, clients: ClientState) -> None:
         """Keep what those clients have become."""
         for row, client in enumerate(ids.tolist()):
-            self._known[client] = _without_progress(clients[row]).each(torch.clone)
+            self._known[client] = _without_progress(clients[row]).each(_own)
 
     def everybody(self) -> ClientState:
         """All n, a row each."""
@@ -55,10 +55,16 @@ class Store:
         self.put(state["ids"], ClientState.from_tree(state["clients"]))
 
     def _rows(self, ids: Ids) -> ClientState:
-        if not len(ids):
+        rows = [self._known.get(client, self._newcomer) for client in ids.tolist()]
+        if not rows:
             return self._newcomer.each(lambda tensor: tensor.new_empty((0, *tensor.shape)))
-        return ClientState.stack([self._known.get(client, self._newcomer) for client in ids.tolist()])
+        return ClientState.stack(rows) if len(rows) > 1 else rows[0].each(lambda tensor: tensor.unsqueeze(0))
 
 
 def _without_progress(client: ClientState) -> ClientState:
     return replace(client, progress=client.base.new_empty(0), taken=torch.zeros_like(client.taken))
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """A tensor that does not keep a larger one alive."""
+    return tensor if tensor.untyped_storage().nbytes() <= tensor.nbytes else tensor.clone()

@@ -1,0 +1,153 @@
+"""The simulator's overhead, as ratios of things measured side by side in one run: `make bench-sim`.
+
+step    whole-run time of Fashion-MNIST CNN, n=20, s=5, K=5, b=4, over a bare PyTorch loop (nn.Module, torch.optim, the
+        same batches, one thread) that takes the same local steps and makes the same evaluations; in turns, because the
+        machine may be busy with something else
+scale   MNIST MLP: the time of a round with 10,000 clients over that with 100, and the memory that 10,000 take
+"""
+
+import json
+import multiprocessing
+import resource
+import statistics
+import sys
+from collections.abc import Callable
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from quafl.run import versions
+from quafl.settings import load
+from quafl.sim import Simulation
+from quafl.tasks.supervised import Examples, Supervised
+
+RESULTS = Path(__file__).parents[1] / "docs" / "results" / "simulator-cpu.json"
+TURNS = 8
+ROUNDS = 120
+
+
+class Listened(Supervised):
+    """Remembers which batches were asked for."""
+
+    asked: list[tuple[int, int]]
+
+    def batch(self, client: int, step: int) -> Examples:
+        self.asked.append((client, step))
+        return super().batch(client, step)
+
+
+def seconds(work: Callable[[], object]) -> float:
+    start = perf_counter()
+    work()
+    return perf_counter() - start
+
+
+def until_row(simulation: Any) -> None:
+    while next(simulation) is None:
+        pass
+
+
+def step() -> dict[str, Any]:
+    torch.set_num_threads(1)
+    settings = next(curve for curve in load("fashion-mnist", ["run.every=10"]) if curve.label == "QuAFL")
+    assert (settings.clients.count, settings.algorithm.sampled, settings.algorithm.local_steps) == (20, 5, 5)
+    task, simulation = settings.simulation(0)
+    task.__class__ = Listened
+    task.asked = []
+    module = task.flat.module(*task.initial())
+    optimizer = torch.optim.Adam(module.parameters(), lr=settings.algorithm.lr)
+    rounds = iter(simulation)
+    until_row(rounds)  # at time 0
+    bare_loop(module, optimizer, task, [])
+    ours, bare, steps = [], [], 0
+    for turn in range(TURNS):
+        task.asked = []
+        ours.append(seconds(lambda: until_row(rounds)))
+        asked = list(task.asked)
+        steps += len(asked)
+        bare.append(seconds(partial(bare_loop, module, optimizer, task, asked)))
+        print(f"turn {turn + 1}: {len(asked)} steps, ours {ours[-1]:.1f} s, bare {bare[-1]:.1f} s", flush=True)
+    ratios = [mine / theirs for mine, theirs in zip(ours, bare, strict=True)]
+    return {
+        "local steps": steps,
+        "evaluations": TURNS,
+        "whole time over a bare loop's": sum(ours) / sum(bare),
+        "median of the turns": statistics.median(ratios),
+        "least and most": [min(ratios), max(ratios)],
+    }
+
+
+def bare_loop(
+    module: nn.Module, optimizer: torch.optim.Optimizer, task: Supervised, asked: list[tuple[int, int]]
+) -> None:
+    """What one would write without us: no clients, no codec, no clock."""
+    module.train()
+    for client, number in asked:
+        inputs, targets, _ = Supervised.batch(task, client, number)
+        optimizer.zero_grad()
+        functional.cross_entropy(module(inputs), targets).backward()
+        optimizer.step()
+    module.eval()
+    with torch.no_grad():
+        for inputs, targets in task._test, task._sample:
+            outputs = torch.cat([module(part) for part in inputs.split(500)])
+            functional.cross_entropy(outputs, targets).item()
+            (outputs.argmax(dim=-1) == targets).float().mean().item()
+
+
+def mnist(clients: int, sampled: int) -> Simulation:
+    """Contacts so far apart that every client has taken all its steps, on as many examples whatever n."""
+    changes = [
+        f"clients.count={clients}",
+        f"algorithm.sampled={sampled}",
+        "task.batch=6",
+        "curves.QuAFL.algorithm.wait=1000",
+    ]
+    curve = next(c for c in load("mnist", [*changes, "run.until=1e9", "run.every=1e9"]) if c.label == "QuAFL")
+    return curve.simulation(0)[1]
+
+
+def memory(clients: int, sampled: int, rounds: int) -> tuple[float, int]:
+    """Most gigabytes resident after that many rounds, and how many clients then have a state of their own."""
+    torch.set_num_threads(1)
+    simulation = mnist(clients, sampled)
+    for _ in islice(simulation, rounds):
+        pass
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9, simulation._fleet.clients.known
+
+
+def scale() -> dict[str, Any]:
+    torch.set_num_threads(1)
+    sizes = 100, 10_000
+    runs = {size: iter(mnist(size, 5)) for size in sizes}
+    for run in runs.values():
+        next(run)
+    times: dict[int, list[float]] = {size: [] for size in sizes}
+    for _ in range(ROUNDS):
+        for size, run in runs.items():
+            times[size].append(seconds(partial(next, run)))
+    few, many = (statistics.median(times[size]) for size in sizes)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        first, known_first = pool.apply(memory, (10_000, 5, 100))
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        last, known_last = pool.apply(memory, (10_000, 1000, 40))
+    return {
+        "round with 10,000 clients over one with 100": many / few,
+        "GB resident": {f"{known_first} clients contacted": first, f"{known_last} clients contacted": last},
+    }
+
+
+PARTS = {"step": step, "scale": scale}
+
+if __name__ == "__main__":
+    chosen = sys.argv[1:] or list(PARTS)
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    results |= {"versions": versions(), **{name: PARTS[name]() for name in chosen}}
+    RESULTS.write_text(json.dumps(results, indent=2) + "\n")
+    print(json.dumps({name: results[name] for name in chosen}, indent=2))
