@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 
 import quafl
 from quafl.cli import app
+from quafl.record import checkpoints
 from quafl.record.rows import read_rows
 from quafl.settings import load
 
@@ -64,8 +66,10 @@ def test_a_run_folder_holds_settings_rows_versions_and_models(two_curves: Path) 
             "settings.toml",
             "rows.csv",
             "versions.json",
-            "model-seed3.safetensors",
-            "model-seed4.safetensors",
+            "model-seed3-best.safetensors",
+            "model-seed3-last.safetensors",
+            "model-seed4-best.safetensors",
+            "model-seed4-last.safetensors",
         }
         assert json.loads((folder / "versions.json").read_text())["quafl"] == quafl.__version__
         assert load(str(folder / "settings.toml"))[0].run.until == 60
@@ -77,7 +81,7 @@ def test_a_run_folder_holds_settings_rows_versions_and_models(two_curves: Path) 
 
 def test_the_model_on_disk_is_the_one_of_the_last_row(two_curves: Path) -> None:
     settings = load(str(two_curves / "quafl" / "settings.toml"))[0]
-    state = safetensors.torch.load_file(two_curves / "quafl" / "model-seed3.safetensors")
+    state = safetensors.torch.load_file(two_curves / "quafl" / "model-seed3-last.safetensors")
     module = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
     module.load_state_dict(state)
     last = [row for row in read_rows(two_curves / "quafl" / "rows.csv") if row["seed"] == 3][-1]
@@ -89,7 +93,7 @@ def test_the_model_on_disk_is_the_one_of_the_last_row(two_curves: Path) -> None:
 def test_the_same_settings_give_the_same_bytes_in_one_process_or_two(two_curves: Path, tmp_path: Path) -> None:
     again = call("run", str(two_curves / "quafl" / "settings.toml"), "--out", "again", "-j", "1", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
-    for name in "rows.csv", "settings.toml", "model-seed3.safetensors", "model-seed4.safetensors":
+    for name in "rows.csv", "settings.toml", "model-seed3-best.safetensors", "model-seed4-last.safetensors":
         assert (tmp_path / "again" / name).read_bytes() == (two_curves / "quafl" / name).read_bytes()
 
 
@@ -107,14 +111,14 @@ def test_an_earlier_run_is_not_overwritten_unasked(two_curves: Path) -> None:
     arguments = ["run", str(two_curves.parent / "two.toml"), "--out", str(two_curves)]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 2
-    assert "already holds a run; choose another --out, or add --overwrite" in " ".join(done.output.split())
+    assert "already holds a run; choose another --out, add --overwrite" in " ".join(done.output.split())
     assert (two_curves / "quafl" / "rows.csv").read_bytes() == before
 
 
-def test_a_run_that_diverges_ends_with_a_sentence_and_keeps_what_was_finished(tmp_path: Path) -> None:
+def test_a_run_that_diverges_ends_with_a_sentence_and_the_rows_so_far(tmp_path: Path) -> None:
     (tmp_path / "two.toml").write_text(
         """
-        run = { until = 40.0, every = 0.5, seeds = [0] }
+        run = { until = 40.0, every = 2.0, seeds = [0] }
         [curves."Good"]
         [curves."Bad [/x]"]
         algorithm = { lr = 1e30 }
@@ -123,31 +127,118 @@ def test_a_run_that_diverges_ends_with_a_sentence_and_keeps_what_was_finished(tm
     done = call("run", "two.toml", "--out", "out", "-j", "2", cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     (sentence,) = own(done.stderr)
-    assert sentence.startswith("quafl: Bad [/x], seed 0: ")
-    assert sentence.endswith("did training diverge?; finished seeds are kept")
+    assert sentence.startswith("quafl: Bad [/x], seed 0: training diverged: ")
+    assert sentence.endswith("; its rows so far are kept, try a smaller lr")
+    assert re.search(r"Bad \[/x\], seed 0: client \d+, round \d+: its progress is not finite", done.stdout)
+    good, bad = (read_rows(tmp_path / "out" / name / "rows.csv") for name in ("good", "bad-x"))
+    assert good[-1]["time"] > 30 > bad[-1]["time"]
+    assert (tmp_path / "out" / "report.html").exists()
+    assert not list((tmp_path / "out").rglob("checkpoint*"))
 
 
-def test_an_interrupted_run_ends_at_once_and_keeps_what_was_finished(tmp_path: Path) -> None:
-    (tmp_path / "two.toml").write_text(
-        """
-        [curves."Quick"]
-        run = { until = 5.0, seeds = [0] }
-        [curves."Long"]
-        run = { until = 1e6, seeds = [0] }
-        """
-    )
-    command = [sys.executable, "-m", "quafl.cli", "run", "two.toml", "--out", "out", "-j", "2"]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    wait_for(tmp_path / "out" / "quick" / "model-seed0.safetensors")
-    process.send_signal(signal.SIGINT)  # to the parent alone: its workers have to be told
-    try:
+LONG = """
+    run = { until = 80.0, every = 10.0, seeds = [0, 1] }
+    [curves."QuAFL"]
+    algorithm = { weighted = true, optimizer = "adam", lr = 0.01 }
+    clients = { present_for = 60.0, away_for = 20.0 }
+    [curves."FedBuff"]
+    algorithm = { name = "fedbuff", staleness = true }
+    codec = { name = "qsgd" }
+    """
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("long")
+    (folder / "long.toml").write_text(LONG)
+    done = call("run", "long.toml", "--out", "out", "-j", "2", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "out"
+
+
+@pytest.mark.parametrize(
+    ("kill", "processes"), [(signal.SIGINT, "2"), (signal.SIGTERM, "1"), (signal.SIGKILL, "2")], ids=str
+)
+def test_a_run_that_was_stopped_continues_bit_for_bit(
+    kill: signal.Signals, processes: str, uninterrupted: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "long.toml").write_text(LONG)
+    command = [sys.executable, "-m", "quafl.cli", "run", "long.toml", "--out", "out", "-j", processes]
+    with subprocess.Popen(
+        [*command, "--checkpoint-every", "0"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        wait_for(tmp_path / "out", "checkpoint-seed0.pt")
+        if kill == signal.SIGKILL:
+            os.killpg(process.pid, kill)  # the power fails: workers, too
+        else:
+            process.send_signal(kill)  # to the parent alone: its workers have to be told
         _, error = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == 130
-    assert own(error) == ["quafl: interrupted; the seeds that were finished are kept"]
-    assert read_rows(tmp_path / "out" / "quick" / "rows.csv")
-    assert not (tmp_path / "out" / "long" / "rows.csv").exists()
+    if kill != signal.SIGKILL:
+        assert process.returncode == 128 + kill
+        assert own(error) == ["quafl: interrupted; continue with: quafl run --resume out"]
+    assert not all((tmp_path / "out" / name / "rows.csv").exists() for name in ("quafl", "fedbuff"))
+    again = call("run", "--resume", "out", "-j", "2", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    for name in "quafl/rows.csv", "fedbuff/rows.csv", "quafl/model-seed1-best.safetensors":
+        assert (tmp_path / "out" / name).read_bytes() == (uninterrupted / name).read_bytes()
+    assert not list((tmp_path / "out").rglob("checkpoint*"))
+    assert not [path for path in (tmp_path / "out").rglob("*.part") if kill != signal.SIGKILL]
+
+
+def test_a_finished_run_has_nothing_left_to_resume(uninterrupted: Path) -> None:
+    before = (uninterrupted / "quafl" / "rows.csv").read_bytes()
+    done = CliRunner().invoke(app, ["run", "--resume", str(uninterrupted)])
+    assert done.exit_code == 0, done.output
+    assert (uninterrupted / "quafl" / "rows.csv").read_bytes() == before
+
+
+def test_a_checkpoint_that_cannot_be_read_is_named(uninterrupted: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(uninterrupted / "quafl", copy)
+    (copy / "rows.csv").unlink()
+    (copy / "checkpoint-seed0.pt").write_bytes(b"no checkpoint")
+    done = call("run", "--resume", "copy", "-j", "1", cwd=tmp_path)
+    (sentence,) = own(done.stderr)
+    assert done.returncode == 2
+    assert "copy/checkpoint-seed0.pt cannot be read" in sentence
+    assert sentence.endswith("delete it to run that seed anew")
+
+
+def test_export_writes_the_best_or_last_model_as_a_state_dict(two_curves: Path, tmp_path: Path) -> None:
+    for which in "best", "last":
+        out = tmp_path / f"{which}.safetensors"
+        arguments = ["export", str(two_curves / "quafl"), "--which", which, "--seed", "4", "--out", str(out)]
+        done = CliRunner().invoke(app, arguments)
+        assert done.exit_code == 0, done.output
+        assert "4 tensors, 4,810 numbers" in done.output
+        kept = two_curves / "quafl" / f"model-seed4-{which}.safetensors"
+        assert safetensors.torch.load_file(out).keys() == safetensors.torch.load_file(kept).keys()
+    rows = [row for row in read_rows(two_curves / "quafl" / "rows.csv") if row["seed"] == 4]
+    module = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+    module.load_state_dict(safetensors.torch.load_file(tmp_path / "best.safetensors"))
+    images, labels = quafl.tasks.digits().test
+    reached = (module(images).argmax(dim=-1) == labels).float().mean().item()
+    assert reached == pytest.approx(max(row["accuracy"] for row in rows))
+
+
+def test_export_of_an_unfinished_run_takes_its_checkpoint(uninterrupted: Path, tmp_path: Path) -> None:
+    settings = load(str(uninterrupted / "fedbuff" / "settings.toml"))[0]
+    task, simulation = settings.simulation(0)
+    for _ in zip(range(9), simulation, strict=False):
+        pass
+    (tmp_path / "settings.toml").write_text(settings.to_toml())
+    checkpoints.save(tmp_path / "checkpoint-seed0.pt", simulation.state())
+    arguments = ["export", str(tmp_path), "--which", "last", "--out", str(tmp_path / "model.safetensors")]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    exported = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    state = simulation.server
+    for name, tensor in task.export(state.model, state.buffers).items():
+        assert torch.equal(exported[name], tensor)
 
 
 def test_a_result_that_cannot_be_written_ends_the_run_and_its_workers(tmp_path: Path) -> None:
@@ -172,11 +263,11 @@ def own(stderr: str) -> list[str]:
     return [line for line in stderr.splitlines() if not line.startswith("the c kernel is not available")]
 
 
-def wait_for(path: Path) -> None:
+def wait_for(folder: Path, name: str) -> None:
     deadline = time.monotonic() + 60
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path} did not appear"
-        time.sleep(0.1)
+    while not list(folder.rglob(name)):
+        assert time.monotonic() < deadline, f"{name} did not appear"
+        time.sleep(0.02)
 
 
 def test_curves_whose_folders_would_be_the_same_are_refused(tmp_path: Path) -> None:
@@ -197,6 +288,12 @@ def test_curves_whose_folders_would_be_the_same_are_refused(tmp_path: Path) -> N
             "quafl: clients.count = 2000: must be at most 500",
         ),
         (["report", "nowhere"], "quafl: no finished run in nowhere"),
+        (["run", "--resume", "nowhere"], "quafl: nowhere holds no run to continue"),
+        (["run", "demo"], "quafl: say what to run and where"),
+        (["run", "demo", "--resume", "x"], "quafl: --resume takes everything from the folder"),
+        (["run", "demo", "--out", "x", "--only", "Quafl"], "quafl: --only Quafl: there is no such curve, choose from"),
+        (["export", "nowhere"], "quafl: nowhere holds no run"),
+        (["run", "celeba", "--out", "x"], "quafl: CelebA is not on this machine and cannot be downloaded (its licence"),
     ],
 )
 def test_bad_input_ends_with_one_sentence_exit_code_2_and_no_traceback(

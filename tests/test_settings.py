@@ -17,8 +17,22 @@ from quafl.settings import SettingsError, builtin, load
         ("algorithm.lr=fast", "algorithm.lr = 'fast': must be a valid number"),
         ("algorithm.sampled=2.5", "algorithm.sampled = 2.5: must be a valid integer"),
         ("algorithm.weighted=1", "algorithm.weighted = 1: must be a valid boolean"),
-        ("algorithm.averaging=all", "algorithm.averaging = 'all': must be 'both', 'server', 'client' or 'neither'"),
-        ("algorithm.name=sgd", "algorithm.name = 'sgd': must be one of 'quafl', 'fedavg'"),
+        ("algorithm.server_averaging=2", "algorithm.server_averaging = 2: must be less than or equal to 1"),
+        ("algorithm.name=sgd", "algorithm.name = 'sgd': must be one of 'quafl', 'fedavg', 'fedbuff', 'fednova'"),
+        ("algorithm.schedule={name='step'}", "algorithm.schedule.name = 'step': must be one of 'linear', 'cosine'"),
+        (
+            "algorithm.schedule={name='cosine',rounds=9,flor=1}",
+            "unknown key algorithm.schedule.flor = 1; did you mean 'floor'? allowed here: name, rounds, floor",
+        ),
+        ("clients.changes=[{at=5}]", "clients.changes.0.step = {'at': 5}: Field required"),
+        (
+            "clients.changes=[{at=5,step=1,who=1}]",
+            "unknown key clients.changes.0.who = 1; allowed here: at, step, clients",
+        ),
+        ("clients.up_bandwidth=100", "only one of up_bandwidth and down_bandwidth is given; give both, or neither"),
+        ("clients.trace=nowhere.csv", "cannot read the trace nowhere.csv"),
+        ("clients.step_range=[9,2]", "step_range is (9.0, 2.0), must be two positive numbers, the smaller first"),
+        ("task.name=mnst", "task.name = 'mnst': must be one of 'digits', 'mnist', 'fashion-mnist', 'cifar-10'"),
         ("codec.bits=0", "codec.bits = 0: must be from 1 to 16, or 32 for no compression"),
         ("codec.name=zip", "codec.name = 'zip': must be one of 'lattice', 'identity', 'qsgd'"),
         ("codec.bit=3", "unknown key codec.bit = 3; did you mean 'bits'? allowed here: name, bits, resolution, spread"),
@@ -33,8 +47,8 @@ from quafl.settings import SettingsError, builtin, load
             "unknown key clients.cuont = 3; did you mean 'count'? allowed here: count, slow, fast_step, slow_step",
         ),
         (
-            "algorithm.momentum=0.9",
-            "unknown key algorithm.momentum = 0.9; allowed here: sampled, local_steps, lr, name",
+            "algorithm.warmup=0.9",
+            "unknown key algorithm.warmup = 0.9; allowed here: sampled, local_steps, lr, optimizer, momentum",
         ),
         ("colour=red", "unknown key colour = 'red'; allowed here: label, task, clients, algorithm, codec, run"),
         ("task=digits", "task = 'digits': must be a valid dictionary"),
@@ -53,7 +67,9 @@ def test_bad_settings_are_named_with_key_value_and_what_is_allowed(
 
 
 def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"cannot read settings 'nowhere.toml'.*built-in names: demo"):
+    with pytest.raises(
+        SettingsError, match=r"cannot read settings 'nowhere.toml'.*built-in names: celeba, cifar-10, demo"
+    ):
         load("nowhere.toml")
     (tmp_path / "broken.toml").write_text("[run\nuntil = 3")
     with pytest.raises(SettingsError, match=r"broken\.toml is not valid TOML"):
@@ -92,7 +108,7 @@ def test_curves_lay_their_sections_over_the_common_ones_and_overrides_over_all(t
 
 def test_complete_settings_name_every_key() -> None:
     written = tomllib.loads(load("demo")[0].to_toml())
-    assert {"sampled", "local_steps", "lr", "weighted", "averaging", "wait"} <= set(written["algorithm"])
+    assert {"sampled", "local_steps", "lr", "weighted", "server_averaging", "wait"} <= set(written["algorithm"])
     assert set(written) == {"label", "task", "clients", "algorithm", "codec", "run"}
 
 

@@ -1,12 +1,14 @@
 """Modules as vectors, data, partitions."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
 import quafl
-from quafl.tasks import Quadratic, Supervised, digits, partition
+from quafl.tasks import Quadratic, Supervised, digits, models, partition
 from quafl.tasks.flat import Flat
 
 
@@ -139,7 +141,7 @@ def test_clients_without_data_are_refused() -> None:
         Supervised(nn.Linear(2, 2), [(torch.ones(1, 2), torch.zeros(1)), empty])
 
 
-@pytest.mark.parametrize("deal", [partition.iid, partition.by_label])
+@pytest.mark.parametrize("deal", [partition.iid, partition.by_class])
 def test_partitions_deal_out_every_example_once(deal: type) -> None:
     data = (torch.arange(103), torch.arange(103) % 10)
     hands = deal(data, 7)
@@ -148,9 +150,9 @@ def test_partitions_deal_out_every_example_once(deal: type) -> None:
     assert all(torch.equal(x % 10, y) for x, y in hands)
 
 
-def test_partition_by_label_gives_clients_few_labels() -> None:
+def test_partition_by_class_gives_clients_few_classes() -> None:
     data = (torch.arange(1000), torch.arange(1000) % 10)
-    assert all(len(y.unique()) <= 2 for _, y in partition.by_label(data, 10))
+    assert all(len(y.unique()) <= 2 for _, y in partition.by_class(data, 10))
     assert all(len(y.unique()) == 10 for _, y in partition.iid(data, 10))
 
 
@@ -179,3 +181,85 @@ def test_quadratic_knows_its_minimum_smoothness_and_noise() -> None:
     assert noise.square().sum(dim=-1).mean().item() == pytest.approx(0.25, rel=0.06)
     exact = task.curvature * (task.minimum - task.centers)
     torch.testing.assert_close(torch.stack(at_minimum) - exact, torch.stack([task.batch(i, 0)[1] for i in range(2)]))
+
+
+def test_batches_may_be_tuples_or_dictionaries() -> None:
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+
+        def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+            return self.layer(left + right)
+
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    y = (x.sum(dim=1) > 0).long()
+    shapes: list[Callable[[torch.Tensor], object]] = [
+        lambda rows: (x[rows], x[rows]),
+        lambda rows: {"right": x[rows], "left": x[rows]},
+    ]
+    losses = []
+    for shape in shapes:
+        torch.manual_seed(0)
+        hands = [(shape(rows), y[rows]) for rows in torch.arange(40).split(8)]
+        result = quafl.simulate(model=Sum(), clients=hands, algorithm=quafl.QuAFL(sampled=2), until=100.0)
+        losses.append([row["loss"] for row in result.rows])
+    assert losses[0] == losses[1]
+    assert losses[0][-1] < losses[0][0]
+
+
+def test_parts_of_different_length_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"the parts of a dataset have \[2, 3\] examples"):
+        Supervised(nn.Linear(2, 2), [((torch.ones(3, 2), torch.ones(2, 2)), torch.zeros(3))])
+
+
+def test_training_loss_is_of_a_sample_that_never_changes() -> None:
+    data = digits()
+    tasks = [Supervised(nn.Linear(64, 10), partition.iid(data.train, 5), test=data.test, seed=seed) for seed in (0, 1)]
+    model, buffers = tasks[0].initial()
+    first, second = (task.evaluate(model, buffers) for task in tasks)
+    assert first["train_loss"] == second["train_loss"]
+    whole = functional.cross_entropy(tasks[0].flat.at(model, buffers)(data.train[0]), data.train[1])
+    assert first["train_loss"] == pytest.approx(whole.item(), abs=1e-5)  # fewer examples than the sample may have
+    assert first["train_loss"] != first["loss"]
+
+
+def test_evaluation_in_chunks_equals_evaluation_in_one_go() -> None:
+    data = digits()
+    task = Supervised(nn.Linear(64, 10), [data.train], test=data.train)
+    model, buffers = task.initial()
+    score = task.evaluate(model, buffers)
+    outputs = task.flat.at(model, buffers)(data.train[0])
+    assert score["loss"] == pytest.approx(functional.cross_entropy(outputs, data.train[1]).item(), rel=1e-5)
+
+
+def test_accuracy_on_own_data_and_by_class_is_given_on_request() -> None:
+    data = digits()
+    hands = partition.by_class(data.train, 5)
+    task = Supervised(nn.Linear(64, 10), hands, test=data.test, per_client=True, per_class=True)
+    score = task.evaluate(*task.initial())
+    module = task.flat.at(*task.initial())
+    own = sorted(float((module(x).argmax(dim=-1) == y).float().mean()) for x, y in hands)
+    assert score["accuracy_clients_worst"] == pytest.approx(own[0])
+    assert score["accuracy_clients_mean"] == pytest.approx(sum(own) / 5)
+    assert own[0] <= score["accuracy_clients_p10"] <= own[1]
+    right = module(data.test[0]).argmax(dim=-1) == data.test[1]
+    assert score["accuracy_class_3"] == pytest.approx(float(right[data.test[1] == 3].float().mean()))
+    with pytest.raises(ValueError, match="per_class needs targets that are class numbers"):
+        numbers = [(torch.ones(3, 2), torch.ones(3, 1))]
+        task = Supervised(
+            nn.Linear(2, 1), numbers, loss=functional.mse_loss, metrics={"mae": functional.l1_loss}, per_class=True
+        )
+        task.evaluate(*task.initial())
+
+
+def test_networks_have_the_sizes_they_should_and_are_drawn_from_their_seed() -> None:
+    sizes = {models.cnn: 1_475_338, models.resnet20: 269_722, models.resnet18: 11_177_538}
+    for make, size in sizes.items():
+        first, second, other = (torch.cat([p.flatten() for p in make(seed=s).parameters()]) for s in (1, 1, 2))
+        assert len(first) == size
+        assert torch.equal(first, second)
+        assert not torch.equal(first, other)
+    pixels = torch.randint(256, (2, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    assert models.resnet20()(pixels).shape == (2, 10)
+    assert not [name for name, _ in models.resnet20()[0].named_buffers()]  # constants do not travel

@@ -1,8 +1,29 @@
 """QuAFL: quantized asynchronous federated learning, simulated and for real."""
 
 from quafl.codec import QSGD, Identity, Lattice
-from quafl.core import FedAvg, QuAFL, sgd
-from quafl.sim import Result, World, simulate
+from quafl.core import FedAvg, FedBuff, FedNova, QuAFL, adam, cosine, linear, momentum, sgd
+from quafl.sim import Absence, Change, Plan, Result, Simulation, World, simulate
 from quafl.version import __version__
 
-__all__ = ["QSGD", "FedAvg", "Identity", "Lattice", "QuAFL", "Result", "World", "__version__", "sgd", "simulate"]
+__all__ = [
+    "QSGD",
+    "Absence",
+    "Change",
+    "FedAvg",
+    "FedBuff",
+    "FedNova",
+    "Identity",
+    "Lattice",
+    "Plan",
+    "QuAFL",
+    "Result",
+    "Simulation",
+    "World",
+    "__version__",
+    "adam",
+    "cosine",
+    "linear",
+    "momentum",
+    "sgd",
+    "simulate",
+]

@@ -85,6 +85,9 @@ def run(
     ] = None,
     jobs: Annotated[int | None, typer.Option("-j", "--jobs", min=1, help="Processes; by default one per core.")] = None,
     overwrite: Annotated[bool, typer.Option(help="Replace an earlier run in the folder.")] = False,
+    checkpoint: Annotated[
+        float, typer.Option("--checkpoint-every", min=0, help="Seconds between checkpoints of an unfinished seed.")
+    ] = 60.0,
     resume: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Continue the run in this folder, bit for bit.")
     ] = None,
@@ -102,7 +105,9 @@ def run(
         try:
             with _progress() as progress:
                 bars = _Bars(progress, folders)
-                troubles = runner.run(folders, processes=jobs or os.cpu_count() or 1, on_news=bars)
+                troubles = runner.run(
+                    folders, processes=jobs or os.cpu_count() or 1, on_news=bars, checkpoint_seconds=checkpoint
+                )
                 bars.finish()
         except runner.Interrupted as stopped:
             _complain(f"interrupted; continue with: quafl run --resume {out}", code=stopped.code)

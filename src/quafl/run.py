@@ -34,7 +34,6 @@ from quafl.settings import Settings, load
 from quafl.sim import Diverged
 
 SETTINGS, ROWS, VERSIONS = "settings.toml", "rows.csv", "versions.json"
-CHECKPOINT_SECONDS = 60.0
 CHECKPOINT_SHARE = 0.05  # of the time, at most, goes into checkpoints
 
 Which: TypeAlias = Literal["best", "last"]
@@ -55,11 +54,12 @@ class Interrupted(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One seed of one curve, and where its checkpoint is."""
+    """One seed of one curve, and where and how often it is saved."""
 
     settings: Settings
     seed: int
     checkpoint: Path
+    checkpoint_seconds: float
 
 
 class Outcome(NamedTuple):
@@ -96,10 +96,10 @@ class RunFolder:
         rows = by_seed(read_rows(path / ROWS)) if (path / ROWS).exists() else {}
         return cls(path, settings, rows)
 
-    def jobs(self) -> list[Job]:
+    def jobs(self, checkpoint_seconds: float) -> list[Job]:
         """What is left to do."""
         seeds = [seed for seed in self.settings.run.seeds if seed not in self.rows]
-        return [Job(self.settings, seed, self.checkpoint(seed)) for seed in seeds]
+        return [Job(self.settings, seed, self.checkpoint(seed), checkpoint_seconds) for seed in seeds]
 
     def add(self, job: Job, outcome: Outcome) -> None:
         """Keep a finished seed; it counts as finished once its rows are there."""
@@ -164,10 +164,16 @@ def versions() -> dict[str, str]:
     }
 
 
-def run(folders: Sequence[RunFolder], *, processes: int, on_news: Callable[[Job, News], None]) -> list[str]:
+def run(
+    folders: Sequence[RunFolder],
+    *,
+    processes: int,
+    on_news: Callable[[Job, News], None],
+    checkpoint_seconds: float = 60.0,
+) -> list[str]:
     """Run all seeds of all curves that are not finished; a seed's rows and models are on disk as soon as it is. A
     sentence is given back for each that ended before its time."""
-    jobs = [(folder, job) for folder in folders for job in folder.jobs()]
+    jobs = [(folder, job) for folder in folders for job in folder.jobs(checkpoint_seconds)]
     jobs.sort(key=lambda pair: pair[1].settings.run.seeds.index(pair[1].seed))  # the curves progress side by side
     troubles = []
     with closing(_finished(jobs, min(processes, len(jobs)), on_news)) as finished:  # whatever happens, its workers end
@@ -207,7 +213,7 @@ def compute(job: Job, on_news: Callable[[News], None], stopping: Callable[[], bo
     if checkpoint.exists():
         simulation.restore(checkpoints.load(checkpoint))
         on_news(simulation.rows[-1])
-    due = monotonic() + CHECKPOINT_SECONDS
+    due = monotonic() + job.checkpoint_seconds
     try:
         for row in simulation:
             if row is not None:
@@ -216,7 +222,7 @@ def compute(job: Job, on_news: Callable[[News], None], stopping: Callable[[], bo
             if stop or monotonic() > due:
                 began = monotonic()
                 checkpoints.save(checkpoint, simulation.state())
-                due = monotonic() + max(CHECKPOINT_SECONDS, (monotonic() - began) / CHECKPOINT_SHARE)
+                due = monotonic() + max(job.checkpoint_seconds, (monotonic() - began) / CHECKPOINT_SHARE)
             if stop:
                 return None
     except Diverged as error:

@@ -55,6 +55,7 @@ class FedBuff:
                     tell(state, idle, fleet, codecs, rng, Note(round=state.round, sampled=self.sampled, slowest=inf))
                     asked = asked.index_fill(0, idle, clock.now())
                 replies = fleet.receive(1, within=self.patience, since=0)  # line 4
+                asked = asked.index_fill(0, replies.failed, -inf)
                 if not len(replies.senders):  # nobody will answer what they were sent
                     asked = torch.full_like(asked, -inf)
                     continue

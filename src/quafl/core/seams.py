@@ -93,6 +93,7 @@ class Replies:
     senders: Ids
     answer: Answer
     refine: Refine
+    failed: Ids  # clients reached since the last time that have nothing to answer: their progress was not finite
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Where a run stands, on disk: dictionaries, lists, tensors and numbers, no code."""
 
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 from zipfile import BadZipFile
 
@@ -20,6 +21,6 @@ def load(path: Path) -> dict[str, Any]:
     """What `save` wrote."""
     try:
         state: dict[str, Any] = torch.load(path, weights_only=True)
-    except (OSError, RuntimeError, ValueError, EOFError, BadZipFile, KeyError) as error:
+    except (OSError, RuntimeError, ValueError, EOFError, KeyError, BadZipFile, UnpicklingError) as error:
         raise RecordError(f"{path} cannot be read ({type(error).__name__}); delete it to run that seed anew") from error
     return state

@@ -99,9 +99,7 @@ def _validate(raw: Raw, where: str = "") -> Settings:
 
 def _sentence(error: ErrorDetails) -> str:
     """Key, value, and what is allowed."""
-    place = [str(part) for part in error["loc"]]
-    if place[:1] in (["task"], ["algorithm"], ["codec"]) and len(place) > 2:
-        del place[1]  # the variant's name, which pydantic puts into the path
+    place = _without_variants([str(part) for part in error["loc"]])
     key, value = ".".join(place), error["input"]
     message = error["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
     if error["type"] == "extra_forbidden":
@@ -114,6 +112,17 @@ def _sentence(error: ErrorDetails) -> str:
     if not place:
         return message  # a rule between keys, which names them itself
     return f"{key} = {value!r}: {message}"
+
+
+def _without_variants(place: list[str]) -> list[str]:
+    """Without the names of variants, which pydantic puts into the path."""
+    return [
+        part
+        for number, part in enumerate(place)
+        if number == 0
+        or number == len(place) - 1
+        or place[number - 1] not in ("task", "algorithm", "codec", "schedule")
+    ]
 
 
 def _keys_beside(place: list[int | str]) -> list[str]:

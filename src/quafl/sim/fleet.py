@@ -60,6 +60,10 @@ class _Trip(NamedTuple):
     sent: _Sent
 
 
+class Diverged(Exception):
+    """Training has left the finite numbers."""
+
+
 class SimulatedFleet:
     """n clients in virtual time; all start training from the task's initial model when they first appear.
 
@@ -93,12 +97,15 @@ class SimulatedFleet:
         self._waiting: list[_Trip] = []  # for the link, by the time they are ready
         self._moving: list[_Trip] = []  # by the time they arrive
         self._trips = 0  # ever
-        self._nothing: _Sent | None = None  # no answers, in the shape of some
         self._named: set[int] = set()  # clients whose broken progress has been told
+        self._failed: list[int] = []  # clients with broken progress, of which the server does not know yet
+        self._failures = 0  # in a row
+        self._bearable = min(self.size, 4 * algorithm.sampled)
         self._lanes = [0.0] * (algorithm.sampled if limited else self.size)  # of the link: when each is free
         self._silence = 0.0  # when all who were asked last would have answered, if nothing had been lost
         self._execute = Sequential(task, optimizer)
         self._together = max(1, CACHED // max(len(task.initial()[0]), 1))
+        self._silent = _no_answer(self.clients[torch.empty(0, dtype=torch.int64)], codecs)
         self._optimizer, self._algorithm, self._codecs = optimizer, algorithm, codecs
         self._clock, self._speeds, self._rng = clock, speeds, rng
         self._link, self._unreachable = link, unreachable
@@ -154,6 +161,9 @@ class SimulatedFleet:
         )
         self.clients.put(ids, clients)
         self._drop(ids[~sound], note)
+        self._failures = 0 if sound.any() else self._failures + len(ids)
+        if self._failures > self._bearable:
+            raise Diverged(f"in round {note.round} no client's progress is finite any more")
         senders, now = ids[sound], self._clock.now()
         self.totals.up += answer.packet.nbytes
         self.totals.contacts += len(senders)
@@ -192,16 +202,18 @@ class SimulatedFleet:
         """For `restore`."""
         trips = sorted([*self._waiting, *self._moving], key=lambda trip: trip.number)
         moving = {trip.number for trip in self._moving}
-        sent = _Sent.stack([trip.sent[trip.row] for trip in trips]) if trips else self._nothing
+        sent = _Sent.stack([trip.sent[trip.row] for trip in trips]).tree() if trips else None
         return {
             "totals": asdict(self.totals),
             "clients": self.clients.state(),
             "since": self._since,
             "lanes": self._lanes,
             "silence": self._silence,
+            "failed": self._failed,
+            "failures": self._failures,
             "when": [trip.when for trip in trips],
             "moving": [trip.number in moving for trip in trips],
-            "sent": None if sent is None else sent.tree(),
+            "sent": sent,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -209,10 +221,10 @@ class SimulatedFleet:
         self.totals = Totals(**state["totals"])
         self.clients.restore(state["clients"])
         self._since, self._lanes, self._silence = state["since"], state["lanes"], state["silence"]
+        self._failed, self._failures = state["failed"], state["failures"]
         self._waiting, self._moving, self._trips = [], [], len(state["when"])
         if state["sent"] is not None:
             sent = _Sent.from_tree(state["sent"])
-            self._nothing = sent[:0]
             for number, (when, moving) in enumerate(zip(state["when"], state["moving"], strict=True)):
                 (self._moving if moving else self._waiting).append(_Trip(when, number, number, sent))
         heapify(self._waiting)
@@ -221,7 +233,8 @@ class SimulatedFleet:
     def _drop(self, broken: Ids, note: Note) -> None:
         self.totals.broken += len(broken)
         self.totals.lost += len(broken)
-        for client in set(broken.tolist()) - self._named:
+        self._failed += broken.tolist()
+        for client in sorted(set(broken.tolist()) - self._named):
             _log.warning(
                 "client %d, round %d: its progress is not finite; that reply is dropped, later ones are only counted",
                 client,
@@ -230,17 +243,16 @@ class SimulatedFleet:
             self._named.add(client)
 
     def _depart(self, sent: _Sent) -> None:
-        self._nothing = sent[:0]
         for row, ready in enumerate(sent.ready.tolist()):
             heappush(self._waiting, _Trip(ready, self._trips, row, sent))
             self._trips += 1
 
     def _end_of_waiting(self) -> float:
         """Until when a server of endless patience waits although nothing more will come."""
-        if self._silence > self._clock.now() or bool(self._speeds.present(self._clock.now()).any()):
+        if len(self.available()):
             return self._silence
         back = self._speeds.next_return(self._clock.now())
-        return back if back < inf else self._silence
+        return max(self._silence, back) if back < inf else self._silence
 
     def _replies(self, arrived: list[_Trip]) -> Replies:
         senders, answer = self._gather(arrived)
@@ -257,13 +269,12 @@ class SimulatedFleet:
             self._clock.sleep_until(since + float(spent[row]))  # repairs of different clients go side by side
             return refinement
 
-        return Replies(senders=senders, answer=answer, refine=refine)
+        failed, self._failed = torch.tensor(self._failed, dtype=torch.int64), []
+        return Replies(senders=senders, answer=answer, refine=refine, failed=failed)
 
     def _gather(self, trips: list[_Trip]) -> tuple[Ids, Answer]:
-        if self._nothing is None:
-            raise ValueError("nobody has been asked yet: send comes before receive")
         if not trips:
-            return self._nothing.sender, self._nothing.answer
+            return torch.empty(0, dtype=torch.int64), self._silent
         rows = [(trip.sent, trip.row) for trip in trips]
         whole = rows[0][0]
         if [row for _, row in rows] == list(range(len(whole.ready))) and all(sent is whole for sent, _ in rows):
@@ -271,6 +282,13 @@ class SimulatedFleet:
         return torch.stack([sent.sender[row] for sent, row in rows]), Answer.stack(
             [sent.answer[row] for sent, row in rows]
         )
+
+
+def _no_answer(nobody: ClientState, codecs: Codecs) -> Answer:
+    """In the shape of some, but without rows."""
+    packet = codecs.up.encode(nobody.base, torch.Generator(), distance=nobody.expected_steps, exact=nobody.buffers)
+    none = nobody.expected_steps
+    return Answer(packet=packet, round=nobody.taken, steps=nobody.taken, distance=none, speed=none)
 
 
 def _longest(seconds: Tensor) -> float:

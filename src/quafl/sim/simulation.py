@@ -15,13 +15,9 @@ from quafl.core.seams import Algorithm, Codec, Codecs, Optimizer, ServerState, T
 from quafl.record.diagnostics import potential
 from quafl.record.rows import Row, make_row
 from quafl.sim.clock import VirtualClock
-from quafl.sim.fleet import SimulatedFleet
+from quafl.sim.fleet import Diverged, SimulatedFleet
 from quafl.sim.world import World
 from quafl.tasks.supervised import Data, Measure, Supervised
-
-
-class Diverged(Exception):
-    """Training has left the finite numbers."""
 
 
 def codecs_for(algorithm: Algorithm, codec: Codec) -> Codecs:
@@ -160,7 +156,8 @@ class Simulation:
 
     def _evaluate(self) -> Row:
         score = self._task.evaluate(self.server.model, self.server.buffers)
-        self._check(score["loss"])
+        if not isfinite(score["loss"]):
+            raise Diverged(f"in round {self.server.round} the loss is {score['loss']}")
         row = make_row(self._plan.seed, self._time, self.server, self._totals, score)
         if self._spread is not None:
             row["potential"] = self._spread
@@ -170,14 +167,6 @@ class Simulation:
         self._due = self._plan.every * (self._time // self._plan.every + 1)
         self._evaluated = True
         return row
-
-    def _check(self, loss: float) -> None:
-        if not isfinite(loss):
-            raise Diverged(f"in round {self.server.round} the loss is {loss}")
-        before = self.rows[-1] if self.rows else {"contacts": 0, "broken_replies": 0}
-        broken = self._totals.broken - before["broken_replies"]
-        if broken and self._totals.contacts == before["contacts"]:
-            raise Diverged(f"by round {self.server.round} no client's progress is finite any more")
 
 
 def _plain(state: ServerState) -> dict[str, Any]:

@@ -1,0 +1,268 @@
+"""Speeds that change, clients that come and go, traces, links: what the simulated world does to its clients."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from worlds import world
+
+from quafl.codec import Identity, Lattice
+from quafl.core import FedAvg, QuAFL, sgd
+from quafl.core.randomness import Generators
+from quafl.core.seams import Codecs, ServerState
+from quafl.sim import Absence, Change, World
+from quafl.sim.clock import VirtualClock
+from quafl.sim.fleet import SimulatedFleet
+from quafl.sim.link import Link
+from quafl.sim.piecewise import Piecewise
+from quafl.sim.speeds import Constant, Exponential, expected_steps, interrupted, steady
+from quafl.tasks import Quadratic
+
+FULL = Codecs(Identity(), Identity())
+ONE = torch.tensor([0])
+
+
+def still(n: int, dim: int = 4) -> Quadratic:
+    return Quadratic(torch.ones(dim), torch.zeros(n, dim))
+
+
+def rates(world: World, n: int = 4, until: float = 1000.0, seed: int = 0) -> Piecewise:
+    return world.speeds(n, Generators(seed), until).rates
+
+
+# Quantities that jump
+
+
+def test_a_quantity_is_integrated_and_inverted_over_its_jumps() -> None:
+    speed = Piecewise.of([[(0.0, 1.0), (10.0, 0.0), (20.0, 4.0)], [(0.0, 2.0)]])
+    both = torch.tensor([0, 1])
+    assert speed.at(both, 15.0).tolist() == [0.0, 2.0]
+    assert speed.integral(both, torch.tensor([5.0, 5.0]), 25.0).tolist() == [5.0 + 20.0, 40.0]
+    assert speed.reached(both, 5.0, torch.tensor([5.0, 5.0])).tolist() == [10.0, 7.5]
+    assert speed.reached(both, 5.0, torch.tensor([7.0, 0.0])).tolist() == [20.5, 5.0]
+    assert speed.next_rise(3.0) == 20.0
+    assert speed.next_rise(20.0) == torch.inf
+
+
+def test_what_stops_for_ever_is_never_reached() -> None:
+    speed = Piecewise.of([[(0.0, 1.0), (10.0, 0.0)]])
+    assert speed.reached(ONE, 0.0, torch.tensor([10.5])).item() == torch.inf
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.1, 50), st.sampled_from([0.0, 0.5, 1.0, 3.0])), min_size=1, max_size=6),
+    st.floats(0, 100),
+    st.floats(0.01, 100),
+)
+def test_reaching_undoes_integrating(lengths: list[tuple[float, float]], start: float, amount: float) -> None:
+    pieces, time = [], 0.0
+    for length, value in lengths:
+        pieces.append((time, value))
+        time += length
+    speed = Piecewise.of([[*pieces, (time, 1.0)]])
+    when = speed.reached(ONE, start, torch.tensor([amount]))
+    assert when.item() >= start
+    again = speed.integral(ONE, torch.tensor([start], dtype=torch.float64), when.item())
+    assert again.item() == pytest.approx(amount, rel=1e-4)
+
+
+def test_absences_interrupt_and_changes_outlast_them() -> None:
+    assert interrupted([(0.0, 1.0)], [(5.0, 9.0)]) == [(0.0, 1.0), (5.0, 0.0), (9.0, 1.0)]
+    assert interrupted([(0.0, 1.0)], [(0.0, 9.0)]) == [(0.0, 0.0), (9.0, 1.0)]
+    assert interrupted([(0.0, 1.0), (7.0, 2.0)], [(5.0, 9.0)]) == [(0.0, 1.0), (5.0, 0.0), (9.0, 2.0)]
+    assert interrupted([(0.0, 1.0)], [(5.0, 9.0), (20.0, torch.inf)])[-2:] == [(20.0, 0.0), (torch.inf, 1.0)]
+
+
+# Speeds
+
+
+def test_mean_step_times_are_drawn_from_a_range() -> None:
+    means = 1 / rates(World(step_range=(2.0, 9.0)), n=4000).values[:, 0]
+    assert (means.min() >= 2, means.max() <= 9) == (True, True)
+    assert means.mean().item() == pytest.approx(5.5, abs=0.15)
+    assert not torch.equal(means, 1 / rates(World(step_range=(2.0, 9.0)), n=4000, seed=1).values[:, 0])
+
+
+def test_speeds_change_for_those_who_are_named() -> None:
+    changing = World(slow=0.5, changes=[Change(100.0, 1.0, "slow"), Change(50.0, 4.0, [0])])
+    speed = rates(changing)
+    everybody = torch.arange(4)
+    assert (1 / speed.at(everybody, 10.0)).tolist() == [2.0, 2.0, 8.0, 8.0]
+    assert (1 / speed.at(everybody, 60.0)).tolist() == [4.0, 2.0, 8.0, 8.0]
+    assert (1 / speed.at(everybody, 100.0)).tolist() == [4.0, 2.0, 1.0, 1.0]
+
+
+def test_a_client_that_gets_faster_takes_more_steps_and_its_mean_follows() -> None:
+    """Steps of 4, from time 100 on of 1; contacts every 8."""
+    speeds = Constant(rates(World(slow=0.0, fast_step=4.0, changes=[Change(100.0, 1.0)]), n=1))
+    w = world(still(1), 1, QuAFL(sampled=1, local_steps=50, weighted=True, wait=8.0), speeds=speeds)
+    early = w.rounds(10)[-1]
+    assert (w.fleet.totals.steps, early.extra["speeds"].item()) == (20, 2.0)
+    late = w.rounds(10, early)[-1]
+    assert w.fleet.totals.steps > 20 + 7 * 8
+    assert late.extra["speeds"].item() > 4
+
+
+def test_comings_and_goings_take_the_time_they_should() -> None:
+    coming = World(present_for=30.0, away_for=10.0)
+    speeds = coming.speeds(500, Generators(0), 400.0)
+    share = torch.stack([speeds.present(float(time)) for time in range(100, 400, 7)]).float().mean()
+    assert share.item() == pytest.approx(0.75, abs=0.02)
+    assert speeds.present(0.0).all()
+
+
+def test_a_trace_gives_speeds_and_bandwidths_and_who_is_there(tmp_path: Path) -> None:
+    (tmp_path / "trace.csv").write_text(
+        "client,time,steps_per_second,up_bandwidth,down_bandwidth\n"
+        "0,0,0.5,100,1000\n1,20,2,50,500\n1,60,0,50,500\n1,80,1,25,250\n"
+    )
+    traced = World(trace=tmp_path / "trace.csv", step_law="constant")
+    speeds = traced.speeds(2, Generators(0), 100.0)
+    assert [speeds.present(time).tolist() for time in (0.0, 30.0, 70.0, 90.0)] == [
+        [True, False],
+        [True, True],
+        [True, False],
+        [True, True],
+    ]
+    both = torch.tensor([0, 1])
+    assert speeds.steps_within(both, torch.zeros(2), 30.0, torch.tensor([99, 99])).tolist() == [15, 20]
+    link = traced.link(2, FULL)
+    assert link.transfer(both, 30.0, 1000, 100).tolist() == [1 + 1, 2 + 2]
+    assert link.transfer(both, 90.0, 1000, 100).tolist() == [1 + 1, 4 + 4]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("a,b\n", "the first line must be client,time,steps_per_second,up_bandwidth,down_bandwidth"),
+        ("0,0,1,1\n", "line 2: must be five numbers"),
+        ("0,0,x,1,1\n", "line 2: must be five numbers"),
+        ("0,0,1,1,1\n7,0,1,1,1\n", "line 3: client 7 is not one of the 2"),
+        ("0,0,1,1,1\n0,0,1,1,1\n", "line 3: the times of a client must increase"),
+        ("0,0,-1,1,1\n", "line 2: time and speed must not be negative, bandwidths positive"),
+        ("0,0,1,1,1\n", "says nothing of client 1; give every client a line"),
+    ],
+)
+def test_a_bad_trace_is_told_by_its_line(tmp_path: Path, text: str, sentence: str) -> None:
+    header = "" if text.startswith("a") else "client,time,steps_per_second,up_bandwidth,down_bandwidth\n"
+    (tmp_path / "trace.csv").write_text(header + text)
+    with pytest.raises(ValueError, match=sentence):
+        World(trace=tmp_path / "trace.csv").speeds(2, Generators(0), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        (World(absences=[Absence(5.0, 5.0)]), "must start at 0 or later, and stop after that"),
+        (World(changes=[Change(5.0, 0.0)]), "step must be positive"),
+        (World(changes=[Change(5.0, 1.0, [4])]), "there is no client 4; the 4 clients are numbered from 0"),
+        (World(present_for=10.0), "present_for is 10.0 and away_for 0.0: both must be positive"),
+        (World(fast_step=0.0), "step times must be positive"),
+    ],
+)
+def test_a_world_that_cannot_be_is_refused(wrong: World, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        wrong.speeds(4, Generators(0), 1.0)
+
+
+# H_i
+
+
+@pytest.mark.parametrize("law", ["exponential", "constant"])
+def test_expected_steps_in_closed_form_are_what_clients_measure(law: str) -> None:
+    """Fast and slow clients, contacted at random: the closed form against the running means of a long run."""
+    n, s, wait, latency, budget = 8, 3, 1.5, 1.0, 4
+    generators = Generators(0)
+    speed = steady(torch.tensor([2.0] * 4 + [8.0] * 4))
+    speeds = Exponential(speed, generators["speeds"]) if law == "exponential" else Constant(speed)
+    algorithm = QuAFL(sampled=s, local_steps=budget, wait=wait)
+    known = expected_steps(speeds, chance=s / n, round_time=latency + wait, budget=algorithm.budget(torch.ones(n)))
+    w = world(still(n, 1), n, algorithm, speeds=speeds, latency=latency)
+    w.rounds(3000)
+    measured = w.fleet.clients.everybody().expected_steps
+    for group in slice(0, 4), slice(4, 8):
+        assert measured[group].mean().item() == pytest.approx(known[group].mean().item(), abs=0.06)
+
+
+def test_known_speeds_are_used_from_the_first_contact_and_never_change() -> None:
+    known = World(slow=0.5).expected_steps(QuAFL(2, 4), 4, FULL, Generators(0), wait=0.0)
+    assert known[0] > known[-1]
+    algorithm = QuAFL(sampled=2, local_steps=4, weighted=True)
+    task = still(4)
+    speeds, rng, clock = World(slow=0.5).speeds(4, Generators(0), 100.0), Generators(0), VirtualClock()
+    fleet = SimulatedFleet(task, sgd(0.1), algorithm, FULL, clock, speeds, rng, link=Link(10.0), expected_steps=known)
+    states = algorithm.rounds(ServerState(*task.initial()), fleet, FULL, clock, rng)
+    for _ in range(20):
+        state = next(states)
+        told = state.extra["speeds"]
+        assert torch.equal(told[~told.isnan()], known[~told.isnan()])
+    assert not told.isnan().any()
+
+
+@pytest.mark.parametrize(
+    "changing", [{"changes": [Change(5.0, 1.0)]}, {"unreachable": 0.1}, {"up_bandwidth": 1.0, "down_bandwidth": 1.0}]
+)
+def test_there_is_no_closed_form_where_things_change(changing: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="no closed form"):
+        World(**changing).expected_steps(QuAFL(2, 4), 4, FULL, Generators(0), wait=0.0)  # type: ignore[arg-type]
+
+
+# Links
+
+
+def test_an_exchange_takes_the_time_of_its_octets_and_the_slowest_of_the_contacted_counts() -> None:
+    bandwidths = World(up_bandwidth=[100.0, 50.0], down_bandwidth=200.0)
+    link = bandwidths.link(2, FULL)
+    w = world(still(2, 1000), 2, QuAFL(sampled=2))
+    w.fleet._link = link
+    w.rounds(1)
+    message = 52 + 4000
+    assert w.clock.now() == pytest.approx(message / 200 + message / 50)
+
+
+def test_compression_makes_rounds_shorter_when_octets_take_their_time() -> None:
+    def after(codec: Lattice | Identity) -> float:
+        w = world(still(2, 4096), 2, QuAFL(sampled=2), codec=codec)
+        w.fleet._link = World(up_bandwidth=100.0, down_bandwidth=100.0).link(2, FULL)
+        w.rounds(10)
+        return w.clock.now()
+
+    assert after(Lattice(bits=4)) < after(Identity()) / 7
+
+
+def test_repairs_take_the_time_of_their_octets() -> None:
+    """So fine a lattice that the clients' answers need a repair: the exchange lasts as long as all octets both ways."""
+    task = Quadratic(torch.ones(50), torch.randn(2, 50, generator=torch.Generator().manual_seed(0)))
+    w = world(task, 2, QuAFL(sampled=1, wait=3.0), codec=Lattice(bits=4, resolution=1e-4), lr=0.3)
+    w.fleet._link = World(up_bandwidth=100.0, down_bandwidth=100.0).link(2, FULL)
+    w.rounds(1)
+    totals = w.fleet.totals
+    assert totals.refined == 1
+    assert w.clock.now() == pytest.approx(3.0 + (totals.up + totals.down) / 100)
+
+
+def test_bandwidths_that_do_not_fit_the_clients_are_refused() -> None:
+    for wrong in World(up_bandwidth=[1.0, 2.0], down_bandwidth=1.0), World(up_bandwidth=0.0, down_bandwidth=1.0):
+        with pytest.raises(
+            ValueError, match=r"up_bandwidth is .*, must be a positive number, or one for each of the 3"
+        ):
+            wrong.link(3, FULL)
+
+
+# Many clients
+
+
+def test_a_client_that_was_never_contacted_costs_no_model() -> None:
+    w = world(still(100_000, 4), 100_000, QuAFL(sampled=5), latency=1.0)
+    w.rounds(10)
+    assert 5 <= w.fleet.clients.known <= 50
+
+
+def test_a_fedavg_client_that_leaves_answers_when_it_is_back() -> None:
+    """It needs four steps of 1, and is away from 2 to 12."""
+    gone = World(slow=0.0, fast_step=1.0, step_law="constant", absences=[Absence(2.0, 12.0)])
+    w = world(still(1), 1, FedAvg(sampled=1, local_steps=4), speeds=gone.speeds(1, Generators(0), 100.0))
+    w.rounds(1)
+    assert w.clock.now() == 14.0
