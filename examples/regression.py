@@ -1,8 +1,9 @@
-"""House-like prices from numbers: your own network, loss and metric, clients with data of their own.
+"""Numbers from numbers: your own network, loss and metric, clients with data of their own.
 
     python examples/regression.py
 
-Ten sites measure the same thing in different places: the data are scikit-learn's diabetes set, sorted by age and cut up.
+How ill will a patient be in a year? Ten hospitals have patients of different age: scikit-learn's diabetes data, sorted
+by age and cut up.
 """
 
 import torch
@@ -31,7 +32,7 @@ result = quafl.simulate(
     loss=functional.mse_loss,
     metrics={"r_squared": r_squared},
     algorithm=quafl.QuAFL(sampled=3, local_steps=5),
-    optimizer=quafl.adam(lr=0.003),
-    until=1000,
+    optimizer=quafl.adam(lr=0.01),
+    until=300,
 )
 print(f"R² {result.rows[-1]['r_squared']:.2f} with {result.rows[-1]['bytes_up']:,} octets sent by the clients")

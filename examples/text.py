@@ -47,6 +47,6 @@ languages = torch.tensor([language for _, language in pairs])
 clients = [({"letters": letters[i::8], "mask": masks[i::8]}, languages[i::8]) for i in range(8)]
 
 result = quafl.simulate(
-    model=Reader(), clients=clients, algorithm=quafl.FedAvg(sampled=4), optimizer=quafl.adam(lr=0.03), until=1500
+    model=Reader(), clients=clients, algorithm=quafl.FedAvg(sampled=4), optimizer=quafl.adam(lr=0.03), until=600
 )
 print(f"accuracy {result.rows[-1]['accuracy']:.2f}")

@@ -245,12 +245,12 @@ def test_accuracy_on_own_data_and_by_class_is_given_on_request() -> None:
     assert own[0] <= score["accuracy_clients_p10"] <= own[1]
     right = module(data.test[0]).argmax(dim=-1) == data.test[1]
     assert score["accuracy_class_3"] == pytest.approx(float(right[data.test[1] == 3].float().mean()))
+    numbers = [(torch.ones(3, 2), torch.ones(3, 1))]
+    other = Supervised(
+        nn.Linear(2, 1), numbers, loss=functional.mse_loss, metrics={"mae": functional.l1_loss}, per_class=True
+    )
     with pytest.raises(ValueError, match="per_class needs targets that are class numbers"):
-        numbers = [(torch.ones(3, 2), torch.ones(3, 1))]
-        task = Supervised(
-            nn.Linear(2, 1), numbers, loss=functional.mse_loss, metrics={"mae": functional.l1_loss}, per_class=True
-        )
-        task.evaluate(*task.initial())
+        other.evaluate(*other.initial())
 
 
 def test_networks_have_the_sizes_they_should_and_are_drawn_from_their_seed() -> None:
