@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench-codec bench-sim tune-demo format clean
+.PHONY: help demo test lint bench-codec bench-sim record-tasks tune-demo format clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -36,6 +36,9 @@ bench-codec: $(INSTALLED) ## Measure the codec: speed, memory, error against bit
 
 bench-sim: $(INSTALLED) ## Measure the simulator's overhead (some minutes; needs MNIST and Fashion-MNIST)
 	$(BIN)/python benchmarks/simulator.py
+
+record-tasks: $(INSTALLED) ## Train each task on its real data and record it (an hour or more; needs the data)
+	$(BIN)/python benchmarks/tasks.py run page
 
 tune-demo: $(INSTALLED) ## Choose the demo's learning rates again (a few minutes)
 	$(BIN)/python benchmarks/tune_demo.py

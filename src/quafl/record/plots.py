@@ -15,8 +15,15 @@ from quafl.record.rows import Row
 from quafl.record.summary import Curve, sent
 
 # One colour per algorithm everywhere (Okabe and Ito's palette, told apart by colour-blind readers too).
-COLOURS = {"QuAFL": "#0072B2", "QuAFL weighted": "#009E73", "FedAvg": "#D55E00", "Baseline": "#666666"}
-OTHERS = ["#CC79A7", "#E69F00", "#56B4E9", "#332288", "#882255", "#117733"]
+COLOURS = {
+    "QuAFL": "#0072B2",
+    "QuAFL weighted": "#009E73",
+    "FedAvg": "#D55E00",
+    "FedBuff": "#CC79A7",
+    "FedNova": "#E69F00",
+    "Baseline": "#666666",
+}
+OTHERS = ["#56B4E9", "#332288", "#882255", "#117733"]
 
 
 @dataclass(frozen=True, slots=True)

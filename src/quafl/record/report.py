@@ -69,7 +69,7 @@ def page(curves: Sequence[Curve]) -> str:
     figures = [
         ("Against simulated time", main_figure(curves)),
         ("Against what was sent", plots.draw(_talking(curves), plots.MEGABYTES, metric, goal=curves[0].target)),
-        ("Loss against simulated time", plots.draw(curves, plots.TIME, plots.column("loss"), log=True)),
+        ("Loss against simulated time", plots.draw(curves, plots.TIME, _loss(curves), log=True)),
         ("Against the work done", plots.draw(curves, plots.STEPS, metric, goal=curves[0].target)),
     ]
     pictures = "".join(
@@ -93,6 +93,12 @@ reached the target. A repair is a message that did not decode at first and was r
 {"".join(_settings(curve) for curve in curves)}
 </body></html>
 """
+
+
+def _loss(curves: Sequence[Curve]) -> plots.Axis:
+    """On the training sample, as the paper plots it, where all tasks have one."""
+    everywhere = all("train_loss" in rows[0] for curve in curves for rows in curve.seeds.values())
+    return plots.column("train_loss" if everywhere else "loss")
 
 
 def _talking(curves: Sequence[Curve]) -> list[Curve]:
