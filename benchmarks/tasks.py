@@ -2,8 +2,8 @@
 
     python benchmarks/tasks.py run|page ...
 
-`run` trains into runs/tasks, taking up again what was interrupted; `page` writes docs/results/tasks.md from there, and for
-each task a CSV of its rows and a picture.
+`run` trains into runs/tasks, taking up again what was interrupted; `page` writes docs/results/tasks.md from there, and
+for each task a CSV of its rows and a picture.
 """
 
 import subprocess
@@ -25,8 +25,8 @@ COMMANDS = {
 WORDS = {
     "mnist": "MNIST, 784-32-10, SGD 0.5, batches of 128, n = 20, s = 5, K = 5. Nothing is tuned: all algorithms have "
     "the paper's learning rate.",
-    "fashion-mnist": "Fashion-MNIST, convolutional network of 1,475,338 parameters, Adam 0.001, batches of 100, n = 20, "
-    "s = 5, K = 5.",
+    "fashion-mnist": "Fashion-MNIST, convolutional network of 1,475,338 parameters, Adam 0.001, batches of 100, "
+    "n = 20, s = 5, K = 5.",
     "cifar-10": "CIFAR-10, ResNet20, pictures moved and mirrored, batches of 64. Not the paper's setting, which takes "
     "days on a CPU: n = s = 5, K = 9, swt = 20, momentum 0.9 with 0.05, so that few steps go far.",
 }
