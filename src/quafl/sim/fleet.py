@@ -99,7 +99,7 @@ class SimulatedFleet:
         self._trips = 0  # ever
         self._named: set[int] = set()  # clients whose broken progress has been told
         self._failed: list[int] = []  # clients with broken progress, of which the server does not know yet
-        self._failures = 0  # in a row
+        self._failures = 0  # of clients that had taken a step, in a row
         self._bearable = min(self.size, 4 * algorithm.sampled)
         self._lanes = [0.0] * (algorithm.sampled if limited else self.size)  # of the link: when each is free
         self._silence = 0.0  # when all who were asked last would have answered, if nothing had been lost
@@ -161,7 +161,7 @@ class SimulatedFleet:
         )
         self.clients.put(ids, clients)
         self._drop(ids[~sound], note)
-        self._failures = 0 if sound.any() else self._failures + len(ids)
+        self._failures = 0 if (answer.steps > 0).any() else self._failures + int((~sound).sum())
         if self._failures > self._bearable:
             raise Diverged(f"in round {note.round} no client's progress is finite any more")
         senders, now = ids[sound], self._clock.now()
