@@ -20,7 +20,7 @@ demo: $(INSTALLED) ## Compare four algorithms on handwritten digits (under a min
 	$(BIN)/quafl run demo --out runs/demo --overwrite
 
 test: lint ## Check format, lint, types, and run all tests
-	$(BIN)/pytest -n 2 --timeout 120
+	$(BIN)/pytest -n 2 --timeout 300
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .

@@ -17,8 +17,9 @@ from functools import partial
 from importlib.metadata import version
 from multiprocessing.queues import Queue
 from pathlib import Path
-from threading import current_thread, main_thread
+from threading import Thread, current_thread, main_thread
 from time import monotonic
+from types import FrameType
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import safetensors.torch
@@ -34,6 +35,7 @@ from quafl.settings import Settings, load
 from quafl.sim import Diverged
 
 SETTINGS, ROWS, VERSIONS = "settings.toml", "rows.csv", "versions.json"
+SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP  # that ask a run to stop
 CHECKPOINT_SHARE = 0.05  # of the time, at most, goes into checkpoints
 
 Which: TypeAlias = Literal["best", "last"]
@@ -266,9 +268,10 @@ def _side_by_side(
     news: Queue[tuple[int, News]] = context.Queue()
     stop = context.Event()
     with ProcessPoolExecutor(processes, mp_context=context, initializer=_begin, initargs=(news, stop)) as pool:
-        running: dict[Future[Outcome | None], int] = {
-            pool.submit(_compute_and_tell, number, job): number for number, (_, job) in enumerate(jobs)
-        }
+        with _handling_signals(signal.SIG_IGN):  # which workers inherit, so that nothing stops them while they start
+            running: dict[Future[Outcome | None], int] = {
+                pool.submit(_compute_and_tell, number, job): number for number, (_, job) in enumerate(jobs)
+            }
         try:
             while running:
                 if asked and not stop.is_set():
@@ -288,25 +291,33 @@ def _side_by_side(
                         yield folder, job, outcome
         except BaseException:
             for worker in multiprocessing.active_children():  # nobody will read what they compute
-                worker.terminate()
+                worker.kill()
             raise
 
 
 @contextmanager
 def _noticing_signals() -> Iterator[list[int]]:
-    """Ctrl-C and SIGTERM are written down, and looked at where nothing is half done: raised anywhere, they could leave
+    """Ctrl-C and its like are written down, and looked at where nothing is half done: raised anywhere, they could leave
     a lock of the pool taken, or be lost in a destructor."""
     asked: list[int] = []
+    with _handling_signals(lambda number, frame: asked.append(number)):
+        yield asked
+
+
+@contextmanager
+def _handling_signals(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> Iterator[None]:
     if current_thread() is not main_thread():  # where Python does not deliver signals
-        yield asked
+        yield
         return
-    numbers = signal.SIGINT, signal.SIGTERM
-    before = [signal.signal(number, lambda got, frame: asked.append(got)) for number in numbers]
-    try:
-        yield asked
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    for number, known in before.items():
+        if known != signal.SIG_IGN:  # nohup's wish is respected
             signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, known in before.items():
+            signal.signal(number, known)
 
 
 class _Flag(Protocol):
@@ -321,8 +332,15 @@ def _begin(news: "Queue[tuple[int, News]]", stop: _Flag) -> None:
     global _news, _stop  # a pool hands a queue to its workers only when they start
     _news, _stop = news, stop
     _news.cancel_join_thread()  # a worker may end although nobody has read its last rows
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops its workers
+    Thread(target=_end_with_parent, daemon=True).start()
     logging.getLogger("quafl.codec").setLevel(logging.ERROR)  # the parent says once what all of them would
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _compute_and_tell(number: int, job: Job) -> Outcome | None:
