@@ -1,7 +1,6 @@
 """Every algorithm over the same small problems, and each against a hand computation."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from worlds import NEVER, world
+from torch.nn import functional
+from worlds import NEVER, steady, world
 
 import quafl
 from quafl import Absence, FedAvg, FedBuff, FedNova, Lattice, Plan, QuAFL, Simulation, adam, momentum, sgd
@@ -18,7 +18,7 @@ from quafl.core.seams import Algorithm, Codec, Optimizer, Task
 from quafl.record import checkpoints
 from quafl.record.rows import Row
 from quafl.sim import Diverged, World, codecs_for
-from quafl.sim.speeds import Constant, steady
+from quafl.sim.speeds import Constant
 from quafl.tasks import Quadratic, Supervised, digits, partition
 
 TABLE: dict[str, tuple[Callable[..., Any], Codec]] = {
@@ -131,7 +131,7 @@ def test_bytes_counted_are_the_bytes_of_the_messages(make: Callable[..., Algorit
         len(wire.to_bytes(way.encode(torch.zeros(3000), torch.Generator()))) for way in codecs_for(w.algorithm, codec)
     )
     answered = w.fleet.totals.contacts
-    asked = answered + w.fleet.totals.lost
+    asked = answered + w.fleet.totals.lost + len(w.fleet._waiting) + len(w.fleet._moving)
     assert w.fleet.totals.up == answered * up
     assert w.fleet.totals.down == asked * down
 
@@ -221,7 +221,7 @@ def test_divergence_ends_the_run_and_keeps_the_rows_so_far(make: Callable[..., A
 @EACH
 def test_counts_below_one_are_refused(make: Callable[..., Algorithm], codec: Codec) -> None:
     for wrong in {"sampled": 0}, {"local_steps": 0}:
-        with pytest.raises(ValueError, match="is 0, must be at least 1"):
+        with pytest.raises(ValueError, match="is 0, must be a whole number, at least 1"):
             make(**wrong)
 
 
@@ -303,14 +303,90 @@ def test_the_servers_link_carries_s_exchanges_at_a_time_in_order_of_arrival() ->
         assert seen == times
 
 
+def time_of_round(round: int, algorithm: FedBuff, **changes: Any) -> float:
+    w = world(quadratic(8), 8, algorithm, latency=1.0, **changes)
+    for state in w.algorithm.rounds(w.start, w.fleet, w.codecs, w.clock, w.rng):
+        if state.round == round:
+            break
+    return w.clock.now()
+
+
 def test_fedbuff_asks_silent_clients_again() -> None:
-    """Half of the contacts are lost; whoever has not answered for 20 is asked once more."""
-    algorithm = FedBuff(sampled=2, local_steps=1, patience=20.0)
-    w = world(quadratic(4), 4, algorithm, unreachable=0.5, latency=1.0, seed=2)
-    w.rounds(40)
-    assert w.fleet.clients.known == 4
-    lonely = world(quadratic(4), 4, replace(algorithm, patience=inf), unreachable=0.9, latency=1.0)
-    assert lonely.rounds(3)[-1].round == 3  # when nobody is left, all are asked again
+    """Three contacts in ten are lost: a server of endless patience works with fewer and fewer until nobody is left."""
+    patient, impatient = FedBuff(sampled=2, local_steps=1), FedBuff(sampled=2, local_steps=1, patience=6.0)
+    assert time_of_round(60, impatient, unreachable=0.3) < 0.8 * time_of_round(60, patient, unreachable=0.3)
+    assert time_of_round(60, impatient) == time_of_round(60, patient)
+
+
+def test_a_fedbuff_client_that_is_asked_again_starts_anew() -> None:
+    """It needs 10 for a step: asked again every 4, it never gets there, and every 30, it answers at 10, 20, 30."""
+    for patience, rounds in (4.0, 0), (30.0, 3), (inf, 3):
+        w = world(quadratic(1), 1, FedBuff(sampled=1, local_steps=1, patience=patience), speeds=10.0)
+        states = w.algorithm.rounds(w.start, w.fleet, w.codecs, w.clock, w.rng)
+        for state in states:
+            if w.clock.now() >= 30:
+                break
+        assert state.round == rounds
+
+
+@pytest.mark.parametrize("never", [{"unreachable": 1.0}, {"absences": [Absence(50.0, inf)]}], ids=["lost", "gone"])
+@EACH
+def test_a_run_ends_although_nobody_answers_any_more(
+    make: Callable[..., Algorithm], codec: Codec, never: dict[str, Any]
+) -> None:
+    run = simulation(quadratic(2), 2, make(sampled=2), codec, until=120.0, every=30.0, **never)
+    try:
+        reached = rows(run)
+    except ValueError as error:  # when everybody has gone for good, nothing can make the time pass
+        assert "let somebody be there" in str(error)  # noqa: PT017
+    else:
+        assert reached[-1]["contacts"] < 60
+
+
+def test_buffers_that_fill_at_the_same_time_are_rounds_of_their_own() -> None:
+    changes = {"step_law": "constant", "slow": 0.0, "link_limited": False}
+    run = simulation(quadratic(6), 6, FedBuff(sampled=2, local_steps=1), QSGD(bits=8), until=30.0, **changes)
+    assert rows(run)[-1]["round"] >= 3
+
+
+def test_the_best_model_is_the_one_with_the_least_loss_or_error() -> None:
+    run = simulation(quadratic(4, noise=0.5), 4, QuAFL(sampled=2), Lattice(bits=8), until=300.0, every=10.0)
+    reached = rows(run)
+    best = min(reached, key=lambda row: row["loss"])
+    assert run.best.server.round == best["round"] > 0
+    x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
+    result = quafl.simulate(
+        model=nn.Linear(2, 1),
+        clients=[(x, x.sum(dim=1, keepdim=True))] * 2,
+        algorithm=FedAvg(sampled=2),
+        loss=functional.mse_loss,
+        metrics={"mae": functional.l1_loss},
+        lower_is_better=True,
+        until=300.0,
+    )
+    error = functional.l1_loss(result.best(x), x.sum(dim=1, keepdim=True)).item()
+    assert error == pytest.approx(min(row["mae"] for row in result.rows), abs=1e-6)
+
+
+def test_a_state_is_a_snapshot() -> None:
+    def fresh() -> Simulation:
+        return simulation(quadratic(6, noise=0.3), 6, FedBuff(sampled=3), QSGD(bits=8), until=200.0)
+
+    first, second = fresh(), fresh()
+    for _ in zip(range(4), first, strict=False):
+        pass
+    kept = first.state()
+    straight = rows(first)
+    second.restore(kept)
+    assert rows(second) == straight
+
+
+def test_steps_and_octets_count_when_they_arrive() -> None:
+    """Twenty clients train all the time; after a round of five answers, five count."""
+    w = world(quadratic(20), 20, FedBuff(sampled=5, local_steps=3), latency=1.0)
+    w.rounds(1)
+    message = len(wire.to_bytes(Identity().encode(torch.zeros(30))))
+    assert (w.fleet.totals.contacts, w.fleet.totals.steps, w.fleet.totals.up) == (5, 15, 5 * message)
 
 
 def test_adam_sends_displacements_not_gradients() -> None:

@@ -130,6 +130,8 @@ def test_a_run_that_diverges_ends_with_a_sentence_and_the_rows_so_far(tmp_path: 
     assert sentence.startswith("quafl: Bad [/x], seed 0: training diverged: ")
     assert sentence.endswith("; its rows so far are kept, try a smaller lr")
     assert re.search(r"Bad \[/x\], seed 0: client \d+, round \d+: its progress is not finite", done.stdout)
+    again = call("run", "--resume", "out", cwd=tmp_path)  # what went wrong is not forgotten
+    assert (again.returncode, own(again.stderr)) == (2, [sentence])
     good, bad = (read_rows(tmp_path / "out" / name / "rows.csv") for name in ("good", "bad-x"))
     assert good[-1]["time"] > 30 > bad[-1]["time"]
     assert (tmp_path / "out" / "report.html").exists()
@@ -209,6 +211,38 @@ def test_a_checkpoint_that_cannot_be_read_is_named(uninterrupted: Path, tmp_path
     assert sentence.endswith("delete it to run that seed anew")
 
 
+def test_a_checkpoint_of_other_settings_is_refused(uninterrupted: Path, tmp_path: Path) -> None:
+    settings = load(str(uninterrupted / "fedbuff" / "settings.toml"))[0]
+    _, simulation = settings.simulation(0)
+    next(iter(simulation))
+    made_with = {"settings": settings.to_toml(), "quafl": quafl.__version__, "torch": str(torch.__version__)}
+    (tmp_path / "settings.toml").write_text(settings.to_toml().replace("lr = 0.1", "lr = 0.2"))
+    state = {"made_with": made_with, "simulation": simulation.state()}
+    for content, word in (state, "was made with other settings"), ({}, "is not a checkpoint of a run"):
+        checkpoints.save(tmp_path / "checkpoint-seed0.pt", content)
+        done = CliRunner().invoke(app, ["run", "--resume", str(tmp_path), "-j", "1"])
+        assert done.exit_code == 2
+        assert word in " ".join(done.output.split())
+
+
+def test_what_cannot_be_dealt_out_is_said_before_anything_is_overwritten(two_curves: Path) -> None:
+    before = (two_curves / "quafl" / "rows.csv").read_bytes()
+    wrong = ["--set", "task.partition=slow classes", "--set", "clients.slow=0"]
+    arguments = ["run", str(two_curves.parent / "two.toml"), "--out", str(two_curves), "--overwrite", *wrong]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 2
+    assert "0 of 20 clients are slow; some, and not all, must be" in " ".join(done.output.split())
+    assert (two_curves / "quafl" / "rows.csv").read_bytes() == before
+
+
+def test_a_model_that_is_not_finite_from_the_start_is_said_to_be_so(tmp_path: Path) -> None:
+    (tmp_path / "far.toml").write_text('task = { name = "quadratic", spread = 1e30 }\nrun = { seeds = [0] }')
+    done = call("run", "far.toml", "--out", "out", cwd=tmp_path)
+    (sentence,) = own(done.stderr)
+    assert done.returncode == 2
+    assert sentence.startswith("quafl: run, seed 0: the loss of the initial model is inf")
+
+
 def test_export_writes_the_best_or_last_model_as_a_state_dict(two_curves: Path, tmp_path: Path) -> None:
     for which in "best", "last":
         out = tmp_path / f"{which}.safetensors"
@@ -232,7 +266,7 @@ def test_export_of_an_unfinished_run_takes_its_checkpoint(uninterrupted: Path, t
     for _ in zip(range(9), simulation, strict=False):
         pass
     (tmp_path / "settings.toml").write_text(settings.to_toml())
-    checkpoints.save(tmp_path / "checkpoint-seed0.pt", simulation.state())
+    checkpoints.save(tmp_path / "checkpoint-seed0.pt", {"simulation": simulation.state()})
     arguments = ["export", str(tmp_path), "--which", "last", "--out", str(tmp_path / "model.safetensors")]
     assert CliRunner().invoke(app, arguments).exit_code == 0
     exported = safetensors.torch.load_file(tmp_path / "model.safetensors")

@@ -7,14 +7,14 @@ from math import inf, isnan
 import pytest
 import torch
 from torch import Tensor
-from worlds import NEVER, World, world
+from worlds import NEVER, World, steady, world
 
 from quafl.codec import Lattice
 from quafl.core import QuAFL, sgd
 from quafl.core.client import newcomer
 from quafl.core.seams import ClientState, Note
 from quafl.record.diagnostics import mean_model, potential
-from quafl.sim.speeds import Constant, steady
+from quafl.sim.speeds import Constant
 from quafl.tasks import Quadratic
 
 D = 40

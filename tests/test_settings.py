@@ -4,6 +4,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 
 from quafl.settings import SettingsError, builtin, load
 
@@ -28,6 +29,10 @@ from quafl.settings import SettingsError, builtin, load
         (
             "clients.changes=[{at=5,step=1,who=1}]",
             "unknown key clients.changes.0.who = 1; allowed here: at, step, clients",
+        ),
+        (
+            "clients.changes=[{at=5,step=1,clients='slowest'}]",
+            "clients.changes.0.clients = 'slowest': must be 'slow', 'fast', 'all' or a list of client numbers",
         ),
         ("clients.up_bandwidth=100", "only one of up_bandwidth and down_bandwidth is given; give both, or neither"),
         ("clients.trace=nowhere.csv", "cannot read the trace nowhere.csv"),
@@ -64,6 +69,25 @@ def test_bad_settings_are_named_with_key_value_and_what_is_allowed(
         load(str(tmp_path / "mine.toml"), [override])
     assert str(error.value).startswith(sentence)
     assert "\n" not in str(error.value)
+
+
+def test_schedules_and_changes_are_written_as_the_documentation_has_them(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(
+        """
+        [algorithm]
+        schedule = { name = "linear", points = [[0, 0.1], [100, 1.0], [5000, 0.0]] }
+        [clients]
+        step_range = [2.0, 9.0]
+        changes = [{ at = 500.0, step = 2.0, clients = "slow" }]
+        absences = [{ start = 100.0, stop = 300.0, clients = [3, 4] }]
+        """
+    )
+    (settings,) = load(str(tmp_path / "mine.toml"))
+    optimizer = settings.algorithm.build_optimizer()
+    assert optimizer.factor is not None
+    assert optimizer.factor(torch.tensor([0, 50, 100, 9999])).tolist() == pytest.approx([0.1, 0.55, 1.0, 0.0])
+    (tmp_path / "again.toml").write_text(settings.to_toml(), encoding="utf-8")
+    assert load(str(tmp_path / "again.toml")) == [settings]
 
 
 def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import nn
-from worlds import NEVER, world
+from worlds import NEVER, steady, world
 
 import quafl
 from quafl.codec import QSGD, Identity, Lattice, wire
@@ -11,7 +11,7 @@ from quafl.core import FedAvg, QuAFL
 from quafl.core.randomness import Generators
 from quafl.core.seams import HEADER_BYTES, Codecs
 from quafl.sim.clock import VirtualClock
-from quafl.sim.speeds import Constant, Exponential, fast_and_slow, steady
+from quafl.sim.speeds import Constant, Exponential, fast_and_slow
 from quafl.tasks import Quadratic, Supervised, digits, partition
 
 ALL_SLOW = 8.0
@@ -125,7 +125,7 @@ def test_contacts_that_are_all_lost_take_as_long_as_an_exchange() -> None:
 
 
 def test_time_that_stands_still_is_noticed() -> None:
-    with pytest.raises(ValueError, match="a round took no simulated time"):
+    with pytest.raises(ValueError, match="1000 rounds took no simulated time"):
         small_run(0, world=quafl.World(latency_at_32_bits=0.0))
 
 
@@ -138,7 +138,7 @@ def test_a_horizon_that_is_none_is_refused(until: float) -> None:
 @pytest.mark.parametrize("wrong", [{"sampled": 0}, {"local_steps": 0}])
 @pytest.mark.parametrize("algorithm", [QuAFL, FedAvg])
 def test_counts_below_one_are_refused(algorithm: type[QuAFL] | type[FedAvg], wrong: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="is 0, must be at least 1"):
+    with pytest.raises(ValueError, match="is 0, must be a whole number, at least 1"):
         algorithm(**wrong)
 
 
@@ -162,8 +162,6 @@ def test_the_baseline_is_gradient_descent_at_the_speed_of_one_slow_node() -> Non
 
 def test_the_last_clients_are_the_slow_ones() -> None:
     assert fast_and_slow(8, slow=0.25).tolist() == [2.0] * 6 + [8.0] * 2
-    with pytest.raises(ValueError, match="step times must be positive"):
-        steady(torch.tensor([1.0, 0.0]))
 
 
 @pytest.mark.parametrize("algorithm", [QuAFL(sampled=3, wait=2.0), FedAvg(sampled=3)], ids=["quafl", "fedavg"])

@@ -253,6 +253,34 @@ def test_accuracy_on_own_data_and_by_class_is_given_on_request() -> None:
         other.evaluate(*other.initial())
 
 
+def test_the_worst_client_is_the_one_with_the_largest_error() -> None:
+    hands = [(torch.ones(3, 1), torch.full((3, 1), float(k))) for k in range(5)]
+    task = Supervised(
+        nn.Linear(1, 1),
+        hands,
+        loss=functional.mse_loss,
+        metrics={"mae": functional.l1_loss},
+        per_client=True,
+        lower_is_better=True,
+    )
+    score = task.evaluate(torch.zeros(2), torch.empty(0))
+    assert (score["mae_clients_worst"], score["mae_clients_mean"]) == (4.0, 2.0)
+    assert score["mae_clients_p10"] == pytest.approx(3.6)
+
+
+def test_a_lone_example_trains_a_network_with_batch_norm() -> None:
+    module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    task = Supervised(module, [(torch.ones(1, 2), torch.zeros(1, dtype=torch.int64))], batch_size=8)
+    gradient, _ = task.gradient(*task.initial(), task.batch(0, 0))
+    assert gradient.isfinite().all()
+
+
+def test_names_that_rows_have_already_are_refused() -> None:
+    for name in "loss", "train_loss":
+        with pytest.raises(ValueError, match="choose another name"):
+            Supervised(nn.Linear(1, 1), [(torch.ones(2, 1), torch.ones(2, 1))], metrics={name: functional.l1_loss})
+
+
 def test_networks_have_the_sizes_they_should_and_are_drawn_from_their_seed() -> None:
     sizes = {models.cnn: 1_475_338, models.resnet20: 269_722, models.resnet18: 11_177_538}
     for make, size in sizes.items():

@@ -1,12 +1,13 @@
 """Speeds that change, clients that come and go, traces, links: what the simulated world does to its clients."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from worlds import world
+from worlds import steady, world
 
 from quafl.codec import Identity, Lattice
 from quafl.core import FedAvg, QuAFL, sgd
@@ -17,7 +18,7 @@ from quafl.sim.clock import VirtualClock
 from quafl.sim.fleet import SimulatedFleet
 from quafl.sim.link import Link
 from quafl.sim.piecewise import Piecewise
-from quafl.sim.speeds import Constant, Exponential, expected_steps, interrupted, steady
+from quafl.sim.speeds import Constant, Exponential, interrupted
 from quafl.tasks import Quadratic
 
 FULL = Codecs(Identity(), Identity())
@@ -113,6 +114,16 @@ def test_comings_and_goings_take_the_time_they_should() -> None:
     assert speeds.present(0.0).all()
 
 
+def test_a_longer_run_has_the_same_comings_and_goings() -> None:
+    short, long = (World(present_for=30.0, away_for=10.0).speeds(5, Generators(0), until) for until in (100.0, 900.0))
+    assert all(torch.equal(short.present(float(time)), long.present(float(time))) for time in range(100))
+
+
+def test_fednova_goes_by_the_speed_with_which_a_client_appears() -> None:
+    later = World(slow=0.5, changes=[Change(900.0, 1.0, "slow")], absences=[Absence(0.0, 10.0, [1])])
+    assert later.speeds(4, Generators(0), 1000.0).relative().tolist() == [1.0, 1.0, 0.25, 0.25]
+
+
 def test_a_trace_gives_speeds_and_bandwidths_and_who_is_there(tmp_path: Path) -> None:
     (tmp_path / "trace.csv").write_text(
         "client,time,steps_per_second,up_bandwidth,down_bandwidth\n"
@@ -141,6 +152,7 @@ def test_a_trace_gives_speeds_and_bandwidths_and_who_is_there(tmp_path: Path) ->
         ("0,0,x,1,1\n", "line 2: must be five numbers"),
         ("0,0,1,1,1\n7,0,1,1,1\n", "line 3: client 7 is not one of the 2"),
         ("0,0,1,1,1\n0,0,1,1,1\n", "line 3: the times of a client must increase"),
+        ("0,0,1,1,nan\n", "line 2: time and speed must not be negative, bandwidths positive"),
         ("0,0,-1,1,1\n", "line 2: time and speed must not be negative, bandwidths positive"),
         ("0,0,1,1,1\n", "says nothing of client 1; give every client a line"),
     ],
@@ -158,13 +170,30 @@ def test_a_bad_trace_is_told_by_its_line(tmp_path: Path, text: str, sentence: st
         (World(absences=[Absence(5.0, 5.0)]), "must start at 0 or later, and stop after that"),
         (World(changes=[Change(5.0, 0.0)]), "step must be positive"),
         (World(changes=[Change(5.0, 1.0, [4])]), "there is no client 4; the 4 clients are numbered from 0"),
-        (World(present_for=10.0), "present_for is 10.0 and away_for 0.0: both must be positive"),
-        (World(fast_step=0.0), "step times must be positive"),
+        (World(present_for=1e-5, away_for=1e-5), "clients would leave more than 100,000 times"),
     ],
 )
 def test_a_world_that_cannot_be_is_refused(wrong: World, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
-        wrong.speeds(4, Generators(0), 1.0)
+        wrong.speeds(4, Generators(0), 1000.0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"present_for": 10.0}, "present_for is 10.0 and away_for 0.0: give both, positive and finite, or neither"),
+        ({"away_for": 10.0}, "present_for is inf and away_for 10.0: give both"),
+        ({"fast_step": 0.0}, "fast_step is 0.0, must be positive and finite"),
+        ({"slow": 3.0}, "slow is 3.0, must be from 0 to 1"),
+        ({"unreachable": -1.0}, "unreachable is -1.0, must be from 0 to 1"),
+        ({"step_law": "uniform"}, "step_law is 'uniform', must be 'exponential' or 'constant'"),
+        ({"latency_at_32_bits": -1.0}, "latency_at_32_bits is -1.0, must not be negative"),
+        ({"trace": Path("x.csv"), "step_range": (2.0, 9.0)}, "give it without step_range and changes"),
+    ],
+)
+def test_a_world_is_checked_when_it_is_made(wrong: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        World(**wrong)
 
 
 # H_i
@@ -178,7 +207,7 @@ def test_expected_steps_in_closed_form_are_what_clients_measure(law: str) -> Non
     speed = steady(torch.tensor([2.0] * 4 + [8.0] * 4))
     speeds = Exponential(speed, generators["speeds"]) if law == "exponential" else Constant(speed)
     algorithm = QuAFL(sampled=s, local_steps=budget, wait=wait)
-    known = expected_steps(speeds, chance=s / n, round_time=latency + wait, budget=algorithm.budget(torch.ones(n)))
+    known = speeds.expected_steps(s / n, latency + wait, budget)
     w = world(still(n, 1), n, algorithm, speeds=speeds, latency=latency)
     w.rounds(3000)
     measured = w.fleet.clients.everybody().expected_steps
@@ -202,11 +231,17 @@ def test_known_speeds_are_used_from_the_first_contact_and_never_change() -> None
 
 
 @pytest.mark.parametrize(
-    "changing", [{"changes": [Change(5.0, 1.0)]}, {"unreachable": 0.1}, {"up_bandwidth": 1.0, "down_bandwidth": 1.0}]
+    "changing",
+    [
+        {"changes": [Change(5.0, 1.0)]},
+        {"unreachable": 0.1},
+        {"up_bandwidth": 1.0, "down_bandwidth": 1.0},
+        {"present_for": 20.0, "away_for": 10.0},
+    ],
 )
-def test_there_is_no_closed_form_where_things_change(changing: dict[str, object]) -> None:
+def test_there_is_no_closed_form_where_things_change(changing: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="no closed form"):
-        World(**changing).expected_steps(QuAFL(2, 4), 4, FULL, Generators(0), wait=0.0)  # type: ignore[arg-type]
+        World(**changing).expected_steps(QuAFL(2, 4), 4, FULL, Generators(0), wait=0.0)
 
 
 # Links

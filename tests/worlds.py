@@ -13,9 +13,15 @@ from quafl.sim import codecs_for
 from quafl.sim.clock import VirtualClock
 from quafl.sim.fleet import SimulatedFleet
 from quafl.sim.link import Link
-from quafl.sim.speeds import Constant, steady
+from quafl.sim.piecewise import Piecewise
+from quafl.sim.speeds import Constant
 
 NEVER = 1e9  # a step time that no run lives to see
+
+
+def steady(times: Tensor) -> Piecewise:
+    """Steps per time unit of clients whose steps take these times, always."""
+    return Piecewise.steady(1 / times.double())
 
 
 @dataclass

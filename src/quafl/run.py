@@ -32,9 +32,9 @@ from quafl.record.files import write_atomically
 from quafl.record.rows import Row, by_seed, read_rows, write_rows
 from quafl.record.summary import RecordError
 from quafl.settings import Settings, load
-from quafl.sim import Diverged
+from quafl.sim import Diverged, Simulation
 
-SETTINGS, ROWS, VERSIONS = "settings.toml", "rows.csv", "versions.json"
+SETTINGS, ROWS, VERSIONS, TROUBLES = "settings.toml", "rows.csv", "versions.json", "troubles.json"
 SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP  # that ask a run to stop
 CHECKPOINT_SHARE = 0.05  # of the time, at most, goes into checkpoints
 
@@ -80,11 +80,13 @@ class RunFolder:
     path: Path
     settings: Settings
     rows: dict[int, list[Row]] = field(default_factory=dict)
+    troubles: dict[str, str] = field(default_factory=dict)  # by seed: why it ended before its time
 
     def begin(self) -> None:
         """Write what is known beforehand, in place of what an earlier run left."""
         self.path.mkdir(parents=True, exist_ok=True)
-        for old in (self.path / ROWS, *self.path.glob("model-seed*"), *self.path.glob("checkpoint-seed*")):
+        fixed = self.path / ROWS, self.path / TROUBLES
+        for old in (*fixed, *self.path.glob("model-seed*"), *self.path.glob("checkpoint-seed*")):
             old.unlink(missing_ok=True)
         with write_atomically(self.path / SETTINGS) as stream:
             stream.write(self.settings.to_toml())
@@ -96,7 +98,8 @@ class RunFolder:
         """A folder that an earlier run has begun."""
         (settings,) = load(str(path / SETTINGS))
         rows = by_seed(read_rows(path / ROWS)) if (path / ROWS).exists() else {}
-        return cls(path, settings, rows)
+        troubles = json.loads((path / TROUBLES).read_text()) if (path / TROUBLES).exists() else {}
+        return cls(path, settings, rows, troubles)
 
     def jobs(self, checkpoint_seconds: float) -> list[Job]:
         """What is left to do."""
@@ -108,6 +111,10 @@ class RunFolder:
         for which, model in outcome.models.items():
             with write_atomically(self.model(job.seed, which), "wb") as stream:
                 stream.write(safetensors.torch.save(model))
+        if outcome.trouble is not None:
+            self.troubles[str(job.seed)] = outcome.trouble
+            with write_atomically(self.path / TROUBLES) as stream:
+                json.dump(self.troubles, stream, indent=2)
         self.rows[job.seed] = outcome.rows
         write_rows(self.path / ROWS, [row for known in sorted(self.rows) for row in self.rows[known]])
         job.checkpoint.unlink(missing_ok=True)
@@ -135,8 +142,7 @@ def prepare(curves: Sequence[Settings], out: Path, *, overwrite: bool) -> list[R
             f"{out} already holds a run; choose another --out, add --overwrite to replace it, or continue it with "
             f"quafl run --resume {out}"
         )
-    for curve in curves:
-        curve.task.fetch()
+    _check(folders)
     for folder in folders:
         folder.begin()
     return folders
@@ -147,9 +153,17 @@ def reopen(out: Path) -> list[RunFolder]:
     folders = [RunFolder.reopen(path.parent) for path in sorted(out.rglob(SETTINGS))]
     if not folders:
         raise RecordError(f"{out} holds no run to continue; give the folder that 'quafl run --out' was given")
-    for folder in folders:
-        folder.settings.task.fetch()
+    _check(folders)
     return folders
+
+
+def _check(folders: Sequence[RunFolder]) -> None:
+    """Whether the data are here and fit, before anything is overwritten."""
+    for folder in folders:
+        try:
+            folder.settings.task.check(folder.settings.clients)
+        except ValueError as error:
+            raise RunError(f"{folder.settings.label}: {error}") from error
 
 
 def _slug(label: str) -> str:
@@ -177,13 +191,14 @@ def run(
     sentence is given back for each that ended before its time."""
     jobs = [(folder, job) for folder in folders for job in folder.jobs(checkpoint_seconds)]
     jobs.sort(key=lambda pair: pair[1].settings.run.seeds.index(pair[1].seed))  # the curves progress side by side
-    troubles = []
     with closing(_finished(jobs, min(processes, len(jobs)), on_news)) as finished:  # whatever happens, its workers end
         for folder, job, outcome in finished:
             folder.add(job, outcome)
-            if outcome.trouble is not None:
-                troubles.append(f"{job.settings.label}, seed {job.seed}: {outcome.trouble}")
-    return troubles
+    return [
+        f"{folder.settings.label}, seed {seed}: {trouble}"
+        for folder in folders
+        for seed, trouble in folder.troubles.items()
+    ]
 
 
 def trained_model(folder: Path, *, seed: int | None, which: Which) -> dict[str, Tensor]:
@@ -203,7 +218,7 @@ def trained_model(folder: Path, *, seed: int | None, which: Which) -> dict[str, 
     if not run_folder.checkpoint(seed).exists():
         raise RecordError(f"{folder} has neither a model nor a checkpoint of seed {seed} yet; run it first")
     task, simulation = settings.simulation(seed)
-    simulation.restore(checkpoints.load(run_folder.checkpoint(seed)))
+    _take_up(run_folder.checkpoint(seed), simulation)
     state = simulation.server if which == "last" else simulation.best.server
     return task.export(state.model, state.buffers)
 
@@ -212,8 +227,9 @@ def compute(job: Job, on_news: Callable[[News], None], stopping: Callable[[], bo
     """One seed, from its checkpoint if there is one; None if it was stopped, and stands in its checkpoint."""
     trouble, checkpoint = None, job.checkpoint
     task, simulation = job.settings.simulation(job.seed)
+    made_with = {"settings": job.settings.to_toml(), "quafl": version("quafl"), "torch": version("torch")}
     if checkpoint.exists():
-        simulation.restore(checkpoints.load(checkpoint))
+        _take_up(checkpoint, simulation, made_with)
         on_news(simulation.rows[-1])
     due = monotonic() + job.checkpoint_seconds
     try:
@@ -223,7 +239,7 @@ def compute(job: Job, on_news: Callable[[News], None], stopping: Callable[[], bo
             stop = stopping()
             if stop or monotonic() > due:
                 began = monotonic()
-                checkpoints.save(checkpoint, simulation.state())
+                checkpoints.save(checkpoint, {"made_with": made_with, "simulation": simulation.state()})
                 due = monotonic() + max(job.checkpoint_seconds, (monotonic() - began) / CHECKPOINT_SHARE)
             if stop:
                 return None
@@ -236,13 +252,28 @@ def compute(job: Job, on_news: Callable[[News], None], stopping: Callable[[], bo
     return Outcome(simulation.rows, models, trouble)
 
 
+def _take_up(checkpoint: Path, simulation: Simulation, made_with: dict[str, str] | None = None) -> None:
+    """Go on from a checkpoint, if it was made with the same settings and versions."""
+    state = checkpoints.load(checkpoint)
+    before = state.get("made_with", {})
+    if "simulation" not in state:
+        raise RecordError(f"{checkpoint} is not a checkpoint of a run; delete it to run that seed anew")
+    changed = [name for name, value in (made_with or {}).items() if before.get(name) != value]
+    if changed:
+        raise RecordError(
+            f"{checkpoint} was made with other {' and '.join(changed)}, and cannot be continued bit for bit; put them "
+            f"back, or delete it to run that seed anew"
+        )
+    simulation.restore(state["simulation"])
+
+
 _Finished: TypeAlias = Generator[tuple[RunFolder, Job, Outcome], None, None]
 
 
 def _finished(jobs: Sequence[tuple[RunFolder, Job]], processes: int, on_news: Callable[[Job, News], None]) -> _Finished:
     """The jobs as they end. Each computes in one thread: with the same seed, the same bits."""
-    with _noticing_signals() as asked:
-        alone = processes <= 1
+    alone = processes <= 1
+    with _noticing_signals(at_once_if_again=alone) as asked:
         yield from (_one_by_one(jobs, on_news, asked) if alone else _side_by_side(jobs, processes, on_news, asked))
         if asked:
             raise Interrupted(asked[0])
@@ -296,11 +327,17 @@ def _side_by_side(
 
 
 @contextmanager
-def _noticing_signals() -> Iterator[list[int]]:
+def _noticing_signals(*, at_once_if_again: bool) -> Iterator[list[int]]:
     """Ctrl-C and its like are written down, and looked at where nothing is half done: raised anywhere, they could leave
-    a lock of the pool taken, or be lost in a destructor."""
+    a lock of the pool taken, or be lost in a destructor. Without a pool, a second one may be raised anywhere."""
     asked: list[int] = []
-    with _handling_signals(lambda number, frame: asked.append(number)):
+
+    def notice(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
+        if at_once_if_again and len(asked) > 1:
+            raise Interrupted(number)
+
+    with _handling_signals(notice):
         yield asked
 
 

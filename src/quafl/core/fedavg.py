@@ -14,7 +14,7 @@ from torch import Tensor
 from quafl.core.client import rebase
 from quafl.core.randomness import Generators
 from quafl.core.seams import Buffers, ClientState, Clock, Codecs, Counts, Fleet, Model, Note, ServerState
-from quafl.core.server import Exchange, check_counts, synchronous
+from quafl.core.server import Exchange, check_settings, synchronous
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class FedAvg:
     compressed: ClassVar[Literal["both ways", "uplink"]] = "both ways"
 
     def __post_init__(self) -> None:
-        check_counts(self.sampled, self.local_steps)
+        check_settings(self.sampled, self.local_steps, self.patience)
 
     def budget(self, speed: Tensor) -> Counts:
         """K, whoever it is."""

@@ -5,7 +5,7 @@ current model; the server moves whenever its buffer is full.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import ClassVar, Literal
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from quafl.core.client import rebase
 from quafl.core.randomness import Generators
 from quafl.core.seams import Buffers, ClientState, Clock, Codecs, Counts, Fleet, Ids, Model, Note, Replies, ServerState
-from quafl.core.server import check_counts, tell
+from quafl.core.server import check_settings, tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +26,13 @@ class FedBuff:
     local_steps: int = 5
     server_lr: float = 1.0  # η_g
     staleness: bool = False  # weigh a displacement that is τ rounds old by 1/√(1+τ)
-    patience: float = inf  # after which a silent client is sent the model once more
+    patience: float = inf  # after which a silent client is sent the model once more, and starts anew
 
     answers: ClassVar[Literal["at once", "when done"]] = "when done"
     compressed: ClassVar[Literal["both ways", "uplink"]] = "uplink"
 
     def __post_init__(self) -> None:
-        check_counts(self.sampled, self.local_steps)
+        check_settings(self.sampled, self.local_steps, self.patience)
         if not self.server_lr > 0:
             raise ValueError(f"server_lr is {self.server_lr}, must be positive")
 
@@ -47,29 +47,30 @@ class FedBuff:
     ) -> Iterator[ServerState]:
         """w^0, w^1, …: one state a round, from the one given on."""
         asked = state.extra.get("asked", torch.full((fleet.size,), -inf, dtype=torch.float64))
+        buffer = state.extra.get("buffer", torch.zeros_like(state.model))  # Σ s(τ_i) Δ_i
+        exact = state.extra.get("exact", torch.zeros_like(state.buffers))
+        filled = int(state.extra.get("filled", 0))
         while True:
-            total, exact = torch.zeros_like(state.model), list[Buffers]()
-            while len(exact) < self.sampled:
-                idle = _idle(asked, fleet.available(), clock.now() - self.patience)
-                if len(idle):  # line 2: they start from the current w^t
-                    tell(state, idle, fleet, codecs, rng, Note(round=state.round, sampled=self.sampled, slowest=inf))
-                    asked = asked.index_fill(0, idle, clock.now())
-                replies = fleet.receive(1, within=self.patience, since=0)  # line 4
-                asked = asked.index_fill(0, replies.failed, -inf)
-                if not len(replies.senders):  # nobody will answer what they were sent
-                    asked = torch.full_like(asked, -inf)
-                    continue
-                decoded = codecs.up.decode(replies.answer.packet, key=state.model, refine=replies.refine)
-                total += (self._weights(state, replies) * decoded).sum(dim=0)  # line 6
-                exact.append(replies.answer.packet.exact)
-                asked = asked.index_fill(0, replies.senders, -inf)
-            state = ServerState(
-                model=state.model - self.server_lr / self.sampled * total,  # lines 9-10
-                buffers=torch.cat(exact).mean(dim=0),
-                round=state.round + 1,
-                extra={"asked": asked},
-            )
-            yield state
+            idle = _idle(asked, fleet.available(), clock.now() - self.patience)
+            if len(idle):  # line 2: they start from the current w^t
+                tell(state, idle, fleet, codecs, rng, Note(round=state.round, sampled=self.sampled, slowest=inf))
+                asked = asked.index_fill(0, idle, clock.now())
+            replies = fleet.receive(1, within=self.patience, since=0)  # line 4
+            asked = asked.index_fill(0, replies.failed, -inf).index_fill(0, replies.senders, -inf)
+            if not len(replies.senders) and self.patience == inf:  # nobody will answer what they were sent
+                asked = torch.full_like(asked, -inf)
+            decoded = codecs.up.decode(replies.answer.packet, key=state.model, refine=replies.refine)
+            buffer = buffer + (self._weights(state, replies) * decoded).sum(dim=0)  # line 6
+            exact = exact + replies.answer.packet.exact.sum(dim=0)
+            filled += len(replies.senders)
+            if filled == self.sampled:
+                model = state.model - self.server_lr / self.sampled * buffer  # lines 9-10
+                state = ServerState(model=model, buffers=exact / self.sampled, round=state.round + 1)
+                buffer, exact, filled = torch.zeros_like(buffer), torch.zeros_like(exact), 0
+            if filled == 0 or not len(replies.senders):  # a round is over, or time has passed for nothing
+                extra = {"asked": asked, "buffer": buffer, "exact": exact, "filled": torch.tensor(filled)}
+                state = replace(state, extra=extra)
+                yield state
 
     def _weights(self, state: ServerState, replies: Replies) -> Tensor:
         """s(τ) = 1/√(1+τ), where τ is how many rounds ago the client started (section 3.2)."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from quafl.core.client import rebase
 from quafl.core.randomness import Generators
 from quafl.core.seams import Buffers, ClientState, Clock, Codecs, Counts, Fleet, Model, Note, ServerState
-from quafl.core.server import Exchange, check_counts, synchronous
+from quafl.core.server import Exchange, check_settings, synchronous
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class FedNova:
     compressed: ClassVar[Literal["both ways", "uplink"]] = "both ways"
 
     def __post_init__(self) -> None:
-        check_counts(self.sampled, self.local_steps)
+        check_settings(self.sampled, self.local_steps, self.patience)
 
     def budget(self, speed: Tensor) -> Counts:
         """τ_i = max(1, round(K·speed))."""

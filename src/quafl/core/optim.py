@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from math import pi
+from math import inf, pi
 from typing import TypeAlias
 
 import torch
@@ -94,8 +94,8 @@ def linear(points: Sequence[tuple[float, float]]) -> Schedule:
 
 def cosine(rounds: int, floor: float = 0.0) -> Schedule:
     """From 1 to `floor` along half a cosine over that many rounds, then the floor (Loshchilov and Hutter, 2017)."""
-    if rounds < 1:
-        raise ValueError(f"the schedule has {rounds} rounds, must be at least 1")
+    if rounds < 1 or not 0 <= floor <= 1:
+        raise ValueError(f"the schedule has {rounds} rounds and floor {floor}: must be at least 1, and from 0 to 1")
 
     def factor(now: Counts) -> Tensor:
         return floor + (1 - floor) * 0.5 * (1 + torch.cos(pi * (now / rounds).clamp(0, 1)))
@@ -104,8 +104,8 @@ def cosine(rounds: int, floor: float = 0.0) -> Schedule:
 
 
 def _check_positive(name: str, value: float) -> None:
-    if not value > 0:
-        raise ValueError(f"{name} is {value}, must be positive")
+    if not 0 < value < inf:
+        raise ValueError(f"{name} is {value}, must be positive and finite")
 
 
 def _check_share(name: str, value: float) -> None:

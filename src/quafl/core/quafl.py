@@ -16,7 +16,7 @@ from torch import Tensor
 from quafl.core.client import SETTLED, rebase
 from quafl.core.randomness import Generators
 from quafl.core.seams import Buffers, ClientState, Clock, Codecs, Counts, Fleet, Model, Note, ServerState
-from quafl.core.server import check_counts, exchange, expected_distance, mean_or
+from quafl.core.server import check_settings, exchange, expected_distance, mean_or
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class QuAFL:
     compressed: ClassVar[Literal["both ways", "uplink"]] = "both ways"
 
     def __post_init__(self) -> None:
-        check_counts(self.sampled, self.local_steps)
+        check_settings(self.sampled, self.local_steps, self.patience)
         for name, value in ("server_averaging", self.server_averaging), ("client_averaging", self.client_averaging):
             if not 0 <= value <= 1:
                 raise ValueError(f"{name} is {value}, must be from 0 (none) to 1 (the paper's)")

@@ -25,11 +25,6 @@ class Rows:
         """Single records as the rows of one."""
         return records[0]._combine(torch.stack, records)
 
-    @classmethod
-    def cat(cls, records: Sequence[Self]) -> Self:
-        """Records with a leading axis, one after another."""
-        return records[0]._combine(torch.cat, records)
-
     def where(self, mask: Tensor, other: Self) -> Self:
         """My rows where the mask says so, the other's elsewhere."""
 

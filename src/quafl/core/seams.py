@@ -212,7 +212,7 @@ class Speeds(Protocol):
         """When somebody comes back, or for the first time."""
 
     def relative(self) -> Tensor:
-        """Each client's mean speed over that of the fastest."""
+        """Each client's speed when it first appears, over that of the fastest."""
 
     def steps_within(self, ids: Ids, start: Tensor, stop: float, at_most: Counts) -> Counts:
         """Steps completed in (start, stop]; the one under way at `stop` is dropped."""

@@ -18,11 +18,13 @@ class Exchange(NamedTuple):
     decoded: Model  # Q(Y^i), a row per reply
 
 
-def check_counts(sampled: int, local_steps: int) -> None:
-    """s and K of an algorithm."""
+def check_settings(sampled: int, local_steps: int, patience: float) -> None:
+    """What all algorithms have."""
     for name, value in ("sampled", sampled), ("local_steps", local_steps):
-        if value < 1:
-            raise ValueError(f"{name} is {value}, must be at least 1")
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} is {value}, must be a whole number, at least 1")
+    if not patience > 0:
+        raise ValueError(f"patience is {patience}, must be positive")
 
 
 def sample(available: Ids, count: int, rng: torch.Generator) -> Ids:

@@ -18,7 +18,7 @@ class LinearSchedule(Section):
     """See core.optim."""
 
     name: Literal["linear"]
-    points: list[tuple[int, NotNegative]] = Field(min_length=1, strict=False)
+    points: list[Annotated[tuple[int, NotNegative], Field(strict=False)]] = Field(min_length=1)
 
     def build(self) -> Schedule:
         """The schedule."""

@@ -45,6 +45,7 @@ class Settings(Section):
         world.speeds(count, Generators(0), self.run.until)
         world.link(count, codecs)
         self.algorithm.expected_steps(world, count, codecs, seed=0)
+        self.algorithm.build_optimizer()
         return self
 
     def simulation(self, seed: int) -> tuple[Task, Simulation]:

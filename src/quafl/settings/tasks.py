@@ -23,9 +23,6 @@ class LearningTask(Section):
 
     batch: int = Field(default=32, ge=1)
 
-    def fetch(self) -> None:
-        """Get the data, if they are not on this machine."""
-
     def supervised(
         self,
         module: nn.Module,
@@ -44,6 +41,7 @@ class LearningTask(Section):
             augment=augment,
             per_client=run.per_client,
             per_class=run.per_class,
+            lower_is_better=run.lower_is_better,
             seed=seed,
         )
 
@@ -60,9 +58,9 @@ class ClassTask(LearningTask):
     load: ClassVar[Callable[[], Splits]]
     augment: ClassVar[Augment | None] = None
 
-    def fetch(self) -> None:
-        """Get the data, if they are not on this machine."""
-        type(self).load()
+    def check(self, clients: Clients) -> None:
+        """Get the data, if they are not on this machine, and see whether they can be dealt out."""
+        self._deal(type(self).load().train, clients, seed=0)
 
     def module(self, seed: int) -> nn.Module:
         """The network, initialised."""
@@ -153,7 +151,7 @@ class CelebATask(LearningTask):
     batch: int = Field(default=128, ge=1)
     most_clients: ClassVar[int] = 10_000
 
-    def fetch(self) -> None:
+    def check(self, clients: Clients) -> None:
         """It cannot be downloaded: say so before anything runs."""
         CELEBA.find()
 
@@ -171,6 +169,11 @@ class LeafTask(LearningTask):
     path: str
     hidden: int = Field(default=64, ge=1)
     most_clients: ClassVar[int] = 1_000_000
+
+    def check(self, clients: Clients) -> None:
+        """See whether the people can be dealt out."""
+        data = leaf(Path(self.path))
+        partition.by_user(data.train, data.users, clients.count)
 
     def build(self, clients: Clients, run: Run, seed: int) -> Task:
         """The task for one seed."""
@@ -192,8 +195,8 @@ class QuadraticTask(Section):
     spread: NotNegative = 1.0  # of the clients' minima
     noise: NotNegative = 0.1  # of the gradients
 
-    def fetch(self) -> None:
-        """There is nothing to get."""
+    def check(self, clients: Clients) -> None:
+        """Nothing can be wrong."""
 
     def build(self, clients: Clients, run: Run, seed: int) -> Task:
         """The task for one seed."""

@@ -2,13 +2,23 @@
 
 from math import inf
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 
 from quafl import sim
 from quafl.settings.base import NotNegative, Positive, Section, Share
 from quafl.sim import World
+
+
+def _known(clients: object) -> object:
+    numbers = isinstance(clients, list) and all(isinstance(client, int) for client in clients)
+    if not numbers and clients not in ("slow", "fast", "all"):
+        raise ValueError("must be 'slow', 'fast', 'all' or a list of client numbers")
+    return clients
+
+
+Who: TypeAlias = Annotated[Any, BeforeValidator(_known)]
 
 
 class Change(Section):
@@ -16,7 +26,7 @@ class Change(Section):
 
     at: float = Field(ge=0, allow_inf_nan=False)
     step: Positive
-    clients: list[int] | Literal["slow", "fast", "all"] = "all"
+    clients: Who = "all"
 
 
 class Absence(Section):
@@ -24,7 +34,7 @@ class Absence(Section):
 
     start: float = Field(ge=0, allow_inf_nan=False)
     stop: Positive
-    clients: list[int] | Literal["slow", "fast", "all"] = "all"
+    clients: Who = "all"
 
 
 class Clients(Section):

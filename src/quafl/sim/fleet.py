@@ -2,6 +2,7 @@
 clients together, because nobody can tell before."""
 
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from heapq import heapify, heappop, heappush, heapreplace
 from math import inf
@@ -44,11 +45,12 @@ _CERTAIN = 2**40  # contacts behind a mean that one more does not change
 class _Sent(Rows):
     """Answers of clients that were contacted together."""
 
-    ready: Tensor  # when each began to wait for the server's link
-    seconds: Tensor  # that its exchange takes
+    ready: Tensor  # when each begins to wait for the server's link
+    down: Counts  # octets of its exchange
+    up: Counts
     sender: Ids
     answer: Answer
-    report: Model  # kept by the sender until the answer has arrived, for repairs
+    report: Model  # kept by the sender until the answer has arrived, for repairs; empty where nothing needs any
 
 
 class _Trip(NamedTuple):
@@ -56,12 +58,15 @@ class _Trip(NamedTuple):
 
     when: float
     number: int  # the first of several at the same time is the one sent first
+    client: int
     row: int
     sent: _Sent
 
 
 class Diverged(Exception):
     """Training has left the finite numbers."""
+
+    rows: Sequence[Mapping[str, float]] = ()  # until then, if whoever ran it has kept them
 
 
 class SimulatedFleet:
@@ -97,8 +102,9 @@ class SimulatedFleet:
         self._waiting: list[_Trip] = []  # for the link, by the time they are ready
         self._moving: list[_Trip] = []  # by the time they arrive
         self._trips = 0  # ever
+        self._latest: dict[int, int] = {}  # each client's last trip: asked again, it forgets what it was doing
         self._named: set[int] = set()  # clients whose broken progress has been told
-        self._failed: list[int] = []  # clients with broken progress, of which the server does not know yet
+        self._failed: list[tuple[float, int]] = []  # when the server hears that a client's progress is broken
         self._failures = 0  # of clients that had taken a step, in a row
         self._bearable = min(self.size, 4 * algorithm.sampled)
         self._lanes = [0.0] * (algorithm.sampled if limited else self.size)  # of the link: when each is free
@@ -160,18 +166,15 @@ class SimulatedFleet:
             train=train,
         )
         self.clients.put(ids, clients)
-        self._drop(ids[~sound], note)
+        for client in ids.tolist():
+            self._latest.pop(client, None)
+        self._drop(ids[~sound], self._clock.now() + duration[~sound] + self._link.latency, note)
         self._failures = 0 if (answer.steps > 0).any() else self._failures + int((~sound).sum())
         if self._failures > self._bearable:
             raise Diverged(f"in round {note.round} no client's progress is finite any more")
-        senders, now = ids[sound], self._clock.now()
-        self.totals.up += answer.packet.nbytes
-        self.totals.contacts += len(senders)
-        self.totals.steps += int(answer.steps.sum())
-        self.totals.idle += int((answer.steps == 0).sum())
-        up = up[sound] + answer.packet.nbytes // max(len(senders), 1)
-        seconds = self._link.latency + self._link.transfer(senders, now, down[sound], up)
-        self._depart(_Sent(now + duration[sound], seconds, senders, answer, report))
+        up = up[sound] + answer.packet.nbytes // max(len(answer.steps), 1)
+        report = report if self._codecs.up.keyed else report[:, :0]
+        self._depart(_Sent(self._clock.now() + duration[sound], down[sound], up, ids[sound], answer, report))
 
     def receive(self, count: int, within: float, since: int) -> Replies:
         """The earliest answers under way. Nobody waits longer than an exchange takes for answers that will never come;
@@ -184,32 +187,52 @@ class SimulatedFleet:
             if min(departure, arrival) > deadline or min(departure, arrival) == inf:
                 break
             if departure <= arrival:
-                trip = heappop(self._waiting)
-                trip = trip._replace(when=departure + float(trip.sent.seconds[trip.row]))
-                heapreplace(self._lanes, trip.when)
-                heappush(self._moving, trip)
-            else:
-                trip = heappop(self._moving)
-                if trip.sent.answer.round[trip.row] >= since:
-                    arrived.append(trip)
+                self._begin(heappop(self._waiting), departure)
+            elif self._arrives(trip := heappop(self._moving), since):
+                arrived.append(trip)
         if arrived:
             self._clock.sleep_until(arrived[-1].when)
         if len(arrived) < max(count, 1):
             self._clock.sleep_until(deadline if deadline < inf else self._end_of_waiting())
         return self._replies(arrived)
 
+    def _begin(self, trip: _Trip, departure: float) -> None:
+        """The exchange of an answer that has come to the link."""
+        if self._latest.get(trip.client) != trip.number:
+            return
+        sent, place = trip.sent, slice(trip.row, trip.row + 1)
+        transfer = self._link.transfer(sent.sender[place], departure, sent.down[place], sent.up[place])
+        end = departure + self._link.latency + float(transfer)
+        heapreplace(self._lanes, end)
+        heappush(self._moving, trip._replace(when=end))
+
+    def _arrives(self, trip: _Trip, since: int) -> bool:
+        """Count an answer that has come; one that is too late counts as lost."""
+        answer = trip.sent.answer
+        self.totals.up += answer.packet.nbytes // len(answer.steps)
+        if self._latest.get(trip.client) != trip.number or answer.round[trip.row] < since:
+            self.totals.lost += 1
+            return False
+        self.totals.contacts += 1
+        self.totals.steps += int(answer.steps[trip.row])
+        self.totals.idle += int(answer.steps[trip.row] == 0)
+        return True
+
     def state(self) -> dict[str, Any]:
         """For `restore`."""
-        trips = sorted([*self._waiting, *self._moving], key=lambda trip: trip.number)
+        trips = sorted(
+            (trip for trip in (*self._waiting, *self._moving) if self._latest.get(trip.client) == trip.number),
+            key=lambda trip: trip.number,
+        )
         moving = {trip.number for trip in self._moving}
         sent = _Sent.stack([trip.sent[trip.row] for trip in trips]).tree() if trips else None
         return {
             "totals": asdict(self.totals),
             "clients": self.clients.state(),
-            "since": self._since,
-            "lanes": self._lanes,
+            "since": self._since.clone(),
+            "lanes": list(self._lanes),
             "silence": self._silence,
-            "failed": self._failed,
+            "failed": list(self._failed),
             "failures": self._failures,
             "when": [trip.when for trip in trips],
             "moving": [trip.number in moving for trip in trips],
@@ -220,20 +243,22 @@ class SimulatedFleet:
         """Continue from there."""
         self.totals = Totals(**state["totals"])
         self.clients.restore(state["clients"])
-        self._since, self._lanes, self._silence = state["since"], state["lanes"], state["silence"]
-        self._failed, self._failures = state["failed"], state["failures"]
-        self._waiting, self._moving, self._trips = [], [], len(state["when"])
+        self._since, self._lanes, self._silence = state["since"].clone(), list(state["lanes"]), state["silence"]
+        self._failed, self._failures = list(state["failed"]), state["failures"]
+        self._waiting, self._moving, self._trips, self._latest = [], [], len(state["when"]), {}
         if state["sent"] is not None:
             sent = _Sent.from_tree(state["sent"])
             for number, (when, moving) in enumerate(zip(state["when"], state["moving"], strict=True)):
-                (self._moving if moving else self._waiting).append(_Trip(when, number, number, sent))
+                client = int(sent.sender[number])
+                self._latest[client] = number
+                (self._moving if moving else self._waiting).append(_Trip(when, number, client, number, sent))
         heapify(self._waiting)
         heapify(self._moving)
 
-    def _drop(self, broken: Ids, note: Note) -> None:
+    def _drop(self, broken: Ids, known: Tensor, note: Note) -> None:
         self.totals.broken += len(broken)
         self.totals.lost += len(broken)
-        self._failed += broken.tolist()
+        self._failed += zip(known.tolist(), broken.tolist(), strict=True)
         for client in sorted(set(broken.tolist()) - self._named):
             _log.warning(
                 "client %d, round %d: its progress is not finite; that reply is dropped, later ones are only counted",
@@ -243,12 +268,15 @@ class SimulatedFleet:
             self._named.add(client)
 
     def _depart(self, sent: _Sent) -> None:
-        for row, ready in enumerate(sent.ready.tolist()):
-            heappush(self._waiting, _Trip(ready, self._trips, row, sent))
+        for row, (ready, client) in enumerate(zip(sent.ready.tolist(), sent.sender.tolist(), strict=True)):
+            self._latest[client] = self._trips
+            heappush(self._waiting, _Trip(ready, self._trips, client, row, sent))
             self._trips += 1
 
     def _end_of_waiting(self) -> float:
         """Until when a server of endless patience waits although nothing more will come."""
+        if self._failed:
+            return max(self._silence, min(self._failed)[0])
         if len(self.available()):
             return self._silence
         back = self._speeds.next_return(self._clock.now())
@@ -269,7 +297,9 @@ class SimulatedFleet:
             self._clock.sleep_until(since + float(spent[row]))  # repairs of different clients go side by side
             return refinement
 
-        failed, self._failed = torch.tensor(self._failed, dtype=torch.int64), []
+        heard = [client for when, client in self._failed if when <= since]
+        self._failed = [(when, client) for when, client in self._failed if when > since]
+        failed = torch.tensor(heard, dtype=torch.int64)
         return Replies(senders=senders, answer=answer, refine=refine, failed=failed)
 
     def _gather(self, trips: list[_Trip]) -> tuple[Ids, Answer]:

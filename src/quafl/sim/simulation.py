@@ -19,6 +19,8 @@ from quafl.sim.fleet import Diverged, SimulatedFleet
 from quafl.sim.world import World
 from quafl.tasks.supervised import Data, Measure, Supervised
 
+STILL = 1000  # rounds at the same time, after which a run has no hope of ending
+
 
 def codecs_for(algorithm: Algorithm, codec: Codec) -> Codecs:
     """The codec in the directions in which the algorithm uses it; full precision in the other."""
@@ -49,8 +51,8 @@ class Plan:
 
     def worth(self, row: Row) -> float:
         """The higher, the better."""
-        value = row.get(self.metric, row["loss"])
-        return -value if self.lower_is_better or self.metric not in row else value
+        metric = self.metric if self.metric in row else "loss"
+        return -row[metric] if self.lower_is_better or metric == "loss" else row[metric]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,7 @@ class Simulation:
             expected_steps=expected_steps,
         )
         self._reach(self.server)
-        self._due, self._evaluated = 0.0, False
+        self._due, self._evaluated, self._still = 0.0, False, 0
 
     def __iter__(self) -> Iterator[Row | None]:
         """At time 0, whenever `every` more time has passed, and at the last state that is reached by the time `until`,
@@ -110,8 +112,12 @@ class Simulation:
         if not self.rows:
             yield self._evaluate()
         for state in self._algorithm.rounds(self.server, self._fleet, self._codecs, self._clock, self._rng):
-            if self._clock.now() == self._time:
-                raise ValueError("a round took no simulated time; give the clients a latency or the algorithm a wait")
+            self._still = self._still + 1 if self._clock.now() == self._time else 0
+            if self._still == STILL:
+                raise ValueError(
+                    f"{STILL} rounds took no simulated time: give the clients a latency or the algorithm a wait, and "
+                    f"let somebody be there"
+                )
             if self._clock.now() > self._plan.until:
                 break
             self._reach(state)
@@ -128,12 +134,13 @@ class Simulation:
             "clock": self._clock.state(),
             "rng": self._rng.state(),
             "fleet": self._fleet.state(),
-            "rows": self.rows,
+            "rows": [dict(row) for row in self.rows],
             "time": self._time,
             "totals": asdict(self._totals),
             "spread": self._spread,
             "due": self._due,
             "evaluated": self._evaluated,
+            "still": self._still,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -143,13 +150,13 @@ class Simulation:
         self._clock.restore(state["clock"])
         self._rng.restore(state["rng"])
         self._fleet.restore(state["fleet"])
-        self.rows = state["rows"]
+        self.rows = [dict(row) for row in state["rows"]]
         self._time, self._totals, self._spread = state["time"], Totals(**state["totals"]), state["spread"]
-        self._due, self._evaluated = state["due"], state["evaluated"]
+        self._due, self._evaluated, self._still = state["due"], state["evaluated"], state["still"]
 
     def _reach(self, state: ServerState) -> None:
         """Where the run stands after a round."""
-        if not state.model.isfinite().all():
+        if not (state.model.isfinite().all() and state.buffers.isfinite().all() and isfinite(state.distance)):
             raise Diverged(f"in round {state.round} the server's model is not finite")
         self.server, self._time, self._totals = state, self._clock.now(), replace(self._fleet.totals)
         self._spread = potential(state.model, self._fleet.clients.everybody().base) if self._plan.potential else None
@@ -157,6 +164,8 @@ class Simulation:
     def _evaluate(self) -> Row:
         score = self._task.evaluate(self.server.model, self.server.buffers)
         if not isfinite(score["loss"]):
+            if not self.rows:
+                raise ValueError(f"the loss of the initial model is {score['loss']}; look at the model and the data")
             raise Diverged(f"in round {self.server.round} the loss is {score['loss']}")
         row = make_row(self._plan.seed, self._time, self.server, self._totals, score)
         if self._spread is not None:
@@ -192,6 +201,7 @@ def simulate(
     optimizer: Optimizer = sgd(lr=0.1),  # noqa: B008
     loss: Measure = functional.cross_entropy,
     metrics: Mapping[str, Measure] | None = None,
+    lower_is_better: bool = False,
     test: Data | None = None,
     batch_size: int = 32,
     world: World = World(),  # noqa: B008
@@ -201,13 +211,22 @@ def simulate(
     """Train `model` on the clients' data, a pair (inputs, targets) each, for `until` units of virtual time.
 
     Inputs and targets are tensors, or tuples or dictionaries of them, an example a row. `loss` and `metrics` take a
-    batch's outputs and targets; `test` is what the rows are measured on, by default all the clients' data. The module
-    given is not touched: the result holds trained copies.
+    batch's outputs and targets; the best model is chosen by the first metric, the higher the better unless
+    `lower_is_better`. `test` is what the rows are measured on, by default all the clients' data. The module given is
+    not touched: the result holds trained copies. Training that leaves the finite numbers raises `Diverged`, which holds
+    the rows so far.
     """
+    if evaluations < 1:
+        raise ValueError(f"evaluations is {evaluations}, must be at least 1")
     task = Supervised(model, clients, loss=loss, metrics=metrics, test=test, batch_size=batch_size, seed=seed)
-    plan = Plan(until=until, every=until / evaluations, seed=seed, metric=next(iter(task.metrics), "loss"))
+    metric = next(iter(task.metrics), "loss")
+    plan = Plan(until=until, every=until / evaluations, seed=seed, metric=metric, lower_is_better=lower_is_better)
     run = Simulation(task, len(clients), world, algorithm, codec, optimizer, plan)
-    for _ in run:
-        pass
+    try:
+        for _ in run:
+            pass
+    except Diverged as error:
+        error.rows = run.rows
+        raise
     final, best = run.server, run.best.server
     return Result(run.rows, task.flat.module(final.model, final.buffers), task.flat.module(best.model, best.buffers))

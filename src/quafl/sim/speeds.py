@@ -1,8 +1,6 @@
 """How long local steps take, and when clients are there to take them."""
 
 from collections.abc import Sequence
-from math import ceil
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,13 +14,6 @@ def fast_and_slow(clients: int, *, slow: float, means: tuple[float, float] = (2.
     result = torch.full((clients,), means[0])
     result[clients - round(slow * clients) :] = means[1]
     return result
-
-
-def steady(times: Tensor) -> Piecewise:
-    """Steps per time unit, from mean step times that never change."""
-    if not (times > 0).all():
-        raise ValueError(f"step times must be positive, the smallest given is {float(times.min())}")
-    return Piecewise.steady(1 / times.double())
 
 
 class _Rated:
@@ -41,9 +32,10 @@ class _Rated:
         return self.rates.next_rise(after)
 
     def relative(self) -> Tensor:
-        """Each client's best speed over that of the fastest."""
-        best = self.rates.values.max(dim=-1).values
-        return best / best.max()
+        """Each client's speed when it first appears, over that of the fastest."""
+        first = (self.rates.values > 0).int().argmax(dim=-1)
+        speed = self.rates.values[self._everybody, first]
+        return speed / speed.max()
 
 
 class Exponential(_Rated):
@@ -66,14 +58,23 @@ class Exponential(_Rated):
         counted = torch.arange(most) < steps.unsqueeze(-1)
         return self.rates.reached(ids, start, (each * counted).sum(dim=-1)) - start
 
-    def mean_steps(self, times: Tensor, at_most: Counts) -> Tensor:
-        """E min(N, K) = Σ_k≤K P(N ≥ k) for N Poisson(v·t): a row per client, a column per time."""
-        work = self.rates.values[:, 0, None] * times.double()
-        reached = [
-            torch.special.gammainc(torch.full_like(work, k), work) * (at_most >= k).unsqueeze(-1)
-            for k in range(1, int(at_most.max()) + 1)
-        ]
-        return torch.stack(reached).sum(dim=0)
+    def expected_steps(self, chance: float, round_time: float, budget: int) -> Tensor:
+        """H_i of steady clients, in closed form.
+
+        A client that takes part in a round with probability p was last contacted G rounds ago, G geometric, and has
+        made N = Poisson(G λ) steps since, λ = v·T. With a_j = P(Poisson(λ) = j), c_j = P(N = j) solves
+        c_j = p a_j + (1−p) Σ_i a_i c_{j−i}; H_i = E min(N, K) = K − Σ_j<K (K − j) c_j.
+        """
+        work = self.rates.values[:, :1] * round_time
+        numbers = torch.arange(budget, dtype=torch.float64)
+        arrive = (
+            torch.exp(numbers * work.log() - work - torch.lgamma(numbers + 1)) if round_time else (numbers == 0) + work
+        )
+        done: list[Tensor] = []
+        for j in range(budget):
+            carried = sum((arrive[:, i] * done[j - i] for i in range(1, j + 1)), torch.zeros(len(work)))
+            done.append((chance * arrive[:, j] + (1 - chance) * carried) / (1 - (1 - chance) * arrive[:, 0]))
+        return budget - torch.stack([(budget - j) * part for j, part in enumerate(done)]).sum(dim=0)
 
 
 class Constant(_Rated):
@@ -87,24 +88,12 @@ class Constant(_Rated):
         """Until ∫ v dt comes to that many."""
         return self.rates.reached(ids, start, steps) - start
 
-    def mean_steps(self, times: Tensor, at_most: Counts) -> Tensor:
-        """⌊v·t⌋, at most K: a row per client, a column per time."""
-        work = self.rates.values[:, 0, None] * times.double()
-        return (work + 1e-6).floor().minimum(at_most.unsqueeze(-1))
-
-
-class Steady(Protocol):
-    """A law whose speeds never change: E[steps] is then known in advance."""
-
-    def mean_steps(self, times: Tensor, at_most: Counts) -> Tensor:
-        """Expected steps within each of the times: a row per client."""
-
-
-def expected_steps(speeds: Steady, *, chance: float, round_time: float, budget: Counts) -> Tensor:
-    """H_i in closed form: a client that takes part in a round with probability p was contacted G rounds ago, G
-    geometric, so H_i = Σ_g p (1−p)^(g−1) E[steps within g rounds]."""
-    rounds = 1 + torch.arange(ceil(30 / chance), dtype=torch.float64)  # the chance of more is below e^−30
-    return speeds.mean_steps(rounds * round_time, budget) @ (chance * (1 - chance) ** (rounds - 1))
+    def expected_steps(self, chance: float, round_time: float, budget: int) -> Tensor:
+        """H_i of steady clients, in closed form: the k-th step is done if the last contact was ⌈k/(v·T)⌉ rounds ago or
+        more, so that H_i = Σ_k≤K (1−p)^(⌈k/(v·T)⌉ − 1)."""
+        work = self.rates.values[:, :1] * round_time
+        rounds = (torch.arange(1, budget + 1) / work - 1e-6).ceil()
+        return ((1 - chance) ** (rounds - 1)).sum(dim=-1)
 
 
 def interrupted(

@@ -46,13 +46,11 @@ class Store:
 
     def state(self) -> dict[str, Any]:
         """For `restore`."""
-        ids = torch.tensor(sorted(self._known), dtype=torch.int64)
-        return {"ids": ids, "clients": self._rows(ids).tree()}
+        return {"clients": {client: row.tree() for client, row in self._known.items()}}  # shared, not copied
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from there."""
-        self._known.clear()
-        self.put(state["ids"], ClientState.from_tree(state["clients"]))
+        self._known = {client: ClientState.from_tree(tree) for client, tree in state["clients"].items()}
 
     def _rows(self, ids: Ids) -> ClientState:
         rows = [self._known.get(client, self._newcomer) for client in ids.tolist()]

@@ -10,15 +10,16 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from quafl.core.randomness import Generators
+from quafl.core.randomness import Generators, derive
 from quafl.core.seams import Algorithm, Codecs
 from quafl.sim.link import Link
 from quafl.sim.piecewise import Piecewise
-from quafl.sim.speeds import Constant, Exponential, expected_steps, fast_and_slow, interrupted
+from quafl.sim.speeds import Constant, Exponential, fast_and_slow, interrupted
 
 Who: TypeAlias = Sequence[int] | Literal["slow", "fast", "all"]
 Pieces: TypeAlias = list[tuple[float, float]]  # (time, value from then on)
 
+MOST_ABSENCES = 100_000  # of a client, in a run
 TRACE = ("client", "time", "steps_per_second", "up_bandwidth", "down_bandwidth")
 
 
@@ -68,6 +69,26 @@ class World:
     link_limited: bool = True  # the server talks to `sampled` clients at a time
     unreachable: float = 0.0  # probability that a contact is lost
 
+    def __post_init__(self) -> None:
+        for name in "slow", "unreachable":
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, must be from 0 to 1")
+        for name in "fast_step", "slow_step":
+            if not 0 < getattr(self, name) < inf:
+                raise ValueError(f"{name} is {getattr(self, name)}, must be positive and finite")
+        if self.step_law not in ("exponential", "constant"):
+            raise ValueError(f"step_law is {self.step_law!r}, must be 'exponential' or 'constant'")
+        if not 0 <= self.latency_at_32_bits < inf:
+            raise ValueError(f"latency_at_32_bits is {self.latency_at_32_bits}, must not be negative, and finite")
+        leaves, returns = self.present_for < inf, self.away_for > 0
+        if leaves != returns or not self.present_for > 0 or not 0 <= self.away_for < inf:
+            raise ValueError(
+                f"present_for is {self.present_for} and away_for {self.away_for}: give both, positive and finite, or "
+                f"neither"
+            )
+        if self.trace is not None and (self.step_range is not None or self.changes):
+            raise ValueError("a trace says how fast the clients are; give it without step_range and changes")
+
     def speeds(self, clients: int, rng: Generators, until: float) -> Exponential | Constant:
         """The law of the step times; comings and goings are drawn up to `until`."""
         rates = Piecewise.of(self._rates(clients, rng, until))
@@ -93,17 +114,14 @@ class World:
         """H_i in closed form, where it exists: contacts at random, in rounds of equal length, of clients that never
         change."""
         speeds, link = self.speeds(clients, rng, until=0.0), self.link(clients, codecs)
-        if speeds.rates.values.shape[-1] > 1 or link.up is not None or self.unreachable:
+        changing = speeds.rates.values.shape[-1] > 1 or self.present_for < inf
+        if changing or link.up is not None or self.unreachable:
             raise ValueError(
                 "the expected numbers of steps have no closed form when speeds change, clients come and go, contacts "
                 "get lost, or octets take their time; let the clients measure them"
             )
-        return expected_steps(
-            speeds,
-            chance=algorithm.sampled / clients,
-            round_time=link.latency + wait,
-            budget=algorithm.budget(speeds.relative()),
-        ).float()
+        (budget,) = algorithm.budget(speeds.relative()).unique().tolist()
+        return speeds.expected_steps(algorithm.sampled / clients, link.latency + wait, budget).float()
 
     def _rates(self, clients: int, rng: Generators, until: float) -> list[Pieces]:
         if self.trace is not None:
@@ -118,8 +136,6 @@ class World:
             rates = [[(0.0, 1 / mean)] for mean in means.tolist()]
         else:
             means = fast_and_slow(clients, slow=self.slow, means=(self.fast_step, self.slow_step))
-            if not (means > 0).all():
-                raise ValueError(f"step times must be positive, the smallest given is {float(means.min())}")
             rates = [[(0.0, 1 / mean)] for mean in means.tolist()]
         for change in sorted(self.changes, key=lambda change: change.at):
             if not change.step > 0 or not change.at >= 0:
@@ -140,15 +156,15 @@ class World:
                 away[client].append((absence.start, absence.stop))
         if self.present_for == inf:
             return away
-        if not self.present_for > 0 or not 0 < self.away_for < inf:
+        if until > MOST_ABSENCES * (self.present_for + self.away_for):
             raise ValueError(
-                f"present_for is {self.present_for} and away_for {self.away_for}: both must be positive, and away_for "
-                f"finite"
+                f"present_for is {self.present_for} and away_for {self.away_for}: clients would leave more than "
+                f"{MOST_ABSENCES:,} times; choose longer times"
             )
-        for mine in away:
-            time = 0.0
+        for client, mine in enumerate(away):
+            generator, time = torch.Generator().manual_seed(derive(rng.seed, "presence", client)), 0.0
             while time < until:
-                stay, leave = torch.empty(2, dtype=torch.float64).exponential_(generator=rng["presence"]).tolist()
+                stay, leave = torch.empty(2, dtype=torch.float64).exponential_(generator=generator).tolist()
                 start = time + self.present_for * stay
                 time = start + self.away_for * leave
                 mine.append((start, time))
@@ -157,7 +173,10 @@ class World:
     def _who(self, chosen: Who, clients: int) -> Sequence[int]:
         fast = clients - round(self.slow * clients)
         if isinstance(chosen, str):
-            return {"all": range(clients), "fast": range(fast), "slow": range(fast, clients)}[chosen]
+            groups = {"all": range(clients), "fast": range(fast), "slow": range(fast, clients)}
+            if chosen not in groups:
+                raise ValueError(f"clients is {chosen!r}, must be 'slow', 'fast', 'all' or a list of client numbers")
+            return groups[chosen]
         strange = next((client for client in chosen if not 0 <= client < clients), None)
         if strange is not None:
             raise ValueError(f"there is no client {strange}; the {clients} clients are numbered from 0")
@@ -202,7 +221,7 @@ def _read_trace(path: Path, clients: int) -> list[list[tuple[float, float, float
                     raise ValueError(f"{path}, line {table.line_num}: must be five numbers") from None
                 if not 0 <= client < clients:
                     raise ValueError(f"{path}, line {table.line_num}: client {client} is not one of the {clients}")
-                if not time >= 0 or not 0 <= speed < inf or not min(up, down) > 0:
+                if not (0 <= time < inf and 0 <= speed < inf and up > 0 and down > 0):
                     raise ValueError(
                         f"{path}, line {table.line_num}: time and speed must not be negative, bandwidths positive"
                     )

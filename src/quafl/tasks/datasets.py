@@ -123,7 +123,9 @@ def celeba(attribute: str = "Smiling", *, pixels: int = 100, least: int = 10) ->
     ]
     if not chosen:
         raise DataError(f"no celebrity in {folder.parent} has {least} pictures or more")
-    x = torch.stack([_face(folder / name, pixels) for name, _, _ in chosen])
+    x = torch.empty(len(chosen), 3, pixels, pixels, dtype=torch.uint8)
+    for row, (name, _, _) in enumerate(chosen):
+        x[row] = _face(folder / name, pixels)
     y = torch.tensor([labels[name] for name, _, _ in chosen])
     who, judged = torch.tensor([who for _, who, _ in chosen]), torch.tensor([judged for _, _, judged in chosen])
     return Users(take((x, y), ~judged), who[~judged], take((x, y), judged))

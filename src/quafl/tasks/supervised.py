@@ -40,7 +40,8 @@ class Supervised:
 
     `metrics` are what evaluation reports beside the loss; `test` is what it looks at, all clients' data by default. The
     loss on a fixed sample of the training data is reported too; `per_client` adds the first metric on the clients' own
-    data (mean, worst, 10th percentile), `per_class` the first metric on each class of the test data.
+    data (mean, worst, and what nine tenths of the clients are no worse than), `per_class` the first metric on each
+    class of the test data; it is the better the higher, unless `lower_is_better`.
 
     Each client goes through its data in an order drawn anew for every epoch; step q's batch depends on (client, q)
     alone. A client with less than a batch uses all it has. `augment` changes a training batch's inputs at random.
@@ -58,10 +59,15 @@ class Supervised:
         augment: Augment | None = None,
         per_client: bool = False,
         per_class: bool = False,
+        lower_is_better: bool = False,
         seed: int = 0,
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}, must be at least 1")
+        if not clients:
+            raise ValueError("there are no clients; give at least one")
+        if metrics is not None and {"loss", "train_loss"} & metrics.keys():
+            raise ValueError("a metric is called loss or train_loss, which are reported anyway; choose another name")
         self.flat = Flat(module)
         self.metrics = {"accuracy": accuracy} if metrics is None else metrics
         self._sizes = [_examples(client, data) for client, data in enumerate(clients)]
@@ -71,7 +77,7 @@ class Supervised:
         self._sample = _sample(clients, self._sizes)
         self._batch_size = batch_size
         self._augment = augment
-        self._per_client, self._per_class = per_client, per_class
+        self._per_client, self._per_class, self._lower_is_better = per_client, per_class, lower_is_better
         if (per_client or per_class) and not self.metrics:
             raise ValueError("per_client and per_class need a metric; give one")
         self._seed = seed
@@ -90,6 +96,8 @@ class Supervised:
         size = min(self._batch_size, self._sizes[client])
         epoch, place = divmod(step, self._sizes[client] // size)
         chosen = self._order(client, epoch)[place * size : (place + 1) * size]
+        if len(chosen) < min(2, self._batch_size):
+            chosen = chosen.repeat(2)  # the gradient is the same, and batch norm needs two
         inputs, targets = take(self._clients[client], chosen)
         if self._augment is not None:
             inputs = self._augment(
@@ -126,10 +134,10 @@ class Supervised:
 
     def _on_own_data(self, module: nn.Module) -> Iterator[tuple[str, float]]:
         name, metric = next(iter(self.metrics.items()))
-        mine = torch.stack([metric(_outputs(module, data), data[1]) for data in self._clients]).double()
+        mine = torch.tensor([float(metric(_outputs(module, data), data[1])) for data in self._clients]).double()
         yield f"{name}_clients_mean", float(mine.mean())
-        yield f"{name}_clients_worst", float(mine.min())
-        yield f"{name}_clients_p10", float(mine.quantile(0.1))
+        yield f"{name}_clients_worst", float(mine.max() if self._lower_is_better else mine.min())
+        yield f"{name}_clients_p10", float(mine.quantile(0.9 if self._lower_is_better else 0.1))
 
     def _on_classes(self, outputs: Tree, targets: Tree) -> Iterator[tuple[str, float]]:
         name, metric = next(iter(self.metrics.items()))
