@@ -95,7 +95,7 @@ def test_the_same_seed_gives_the_same_rows_and_another_gives_others(
 
 
 STRANGE = {
-    "losses": {"unreachable": 0.3},
+    "losses": {"unreachable": 0.3, "slow_step": 20.0},
     "churn": {"present_for": 30.0, "away_for": 30.0},
     "bandwidth": {"up_bandwidth": 100.0, "down_bandwidth": 300.0},
 }

@@ -4,7 +4,7 @@ clients together, because nobody can tell before."""
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from heapq import heapify, heappop, heappush, heapreplace
+from heapq import heappop, heappush, heapreplace
 from math import inf
 from typing import Any, NamedTuple
 
@@ -220,11 +220,7 @@ class SimulatedFleet:
 
     def state(self) -> dict[str, Any]:
         """For `restore`."""
-        trips = sorted(
-            (trip for trip in (*self._waiting, *self._moving) if self._latest.get(trip.client) == trip.number),
-            key=lambda trip: trip.number,
-        )
-        moving = {trip.number for trip in self._moving}
+        trips = [*self._waiting, *self._moving]
         sent = _Sent.stack([trip.sent[trip.row] for trip in trips]).tree() if trips else None
         return {
             "totals": asdict(self.totals),
@@ -234,8 +230,11 @@ class SimulatedFleet:
             "silence": self._silence,
             "failed": list(self._failed),
             "failures": self._failures,
+            "trips": self._trips,
+            "latest": dict(self._latest),
+            "waiting": len(self._waiting),
             "when": [trip.when for trip in trips],
-            "moving": [trip.number in moving for trip in trips],
+            "numbers": [trip.number for trip in trips],
             "sent": sent,
         }
 
@@ -245,15 +244,12 @@ class SimulatedFleet:
         self.clients.restore(state["clients"])
         self._since, self._lanes, self._silence = state["since"].clone(), list(state["lanes"]), state["silence"]
         self._failed, self._failures = list(state["failed"]), state["failures"]
-        self._waiting, self._moving, self._trips, self._latest = [], [], len(state["when"]), {}
+        self._trips, self._latest, trips = state["trips"], dict(state["latest"]), list[_Trip]()
         if state["sent"] is not None:
             sent = _Sent.from_tree(state["sent"])
-            for number, (when, moving) in enumerate(zip(state["when"], state["moving"], strict=True)):
-                client = int(sent.sender[number])
-                self._latest[client] = number
-                (self._moving if moving else self._waiting).append(_Trip(when, number, client, number, sent))
-        heapify(self._waiting)
-        heapify(self._moving)
+            places = zip(state["when"], state["numbers"], sent.sender.tolist(), strict=True)
+            trips = [_Trip(when, number, client, row, sent) for row, (when, number, client) in enumerate(places)]
+        self._waiting, self._moving = trips[: state["waiting"]], trips[state["waiting"] :]  # heaps, as they were
 
     def _drop(self, broken: Ids, known: Tensor, note: Note) -> None:
         self.totals.broken += len(broken)
