@@ -131,7 +131,7 @@ def test_bytes_counted_are_the_bytes_of_the_messages(make: Callable[..., Algorit
         len(wire.to_bytes(way.encode(torch.zeros(3000), torch.Generator()))) for way in codecs_for(w.algorithm, codec)
     )
     answered = w.fleet.totals.contacts
-    asked = answered + w.fleet.totals.lost + len(w.fleet._waiting) + len(w.fleet._moving)
+    asked = answered + w.fleet.totals.lost + len(w.fleet._traffic)
     assert w.fleet.totals.up == answered * up
     assert w.fleet.totals.down == asked * down
 

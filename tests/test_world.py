@@ -23,6 +23,7 @@ from quafl.tasks import Quadratic
 
 FULL = Codecs(Identity(), Identity())
 ONE = torch.tensor([0])
+THIN = World(up_bandwidth=100.0, down_bandwidth=100.0).link(2, FULL)
 
 
 def still(n: int, dim: int = 4) -> Quadratic:
@@ -250,8 +251,7 @@ def test_there_is_no_closed_form_where_things_change(changing: dict[str, Any]) -
 def test_an_exchange_takes_the_time_of_its_octets_and_the_slowest_of_the_contacted_counts() -> None:
     bandwidths = World(up_bandwidth=[100.0, 50.0], down_bandwidth=200.0)
     link = bandwidths.link(2, FULL)
-    w = world(still(2, 1000), 2, QuAFL(sampled=2))
-    w.fleet._link = link
+    w = world(still(2, 1000), 2, QuAFL(sampled=2), link=link)
     w.rounds(1)
     message = 52 + 4000
     assert w.clock.now() == pytest.approx(message / 200 + message / 50)
@@ -259,8 +259,7 @@ def test_an_exchange_takes_the_time_of_its_octets_and_the_slowest_of_the_contact
 
 def test_compression_makes_rounds_shorter_when_octets_take_their_time() -> None:
     def after(codec: Lattice | Identity) -> float:
-        w = world(still(2, 4096), 2, QuAFL(sampled=2), codec=codec)
-        w.fleet._link = World(up_bandwidth=100.0, down_bandwidth=100.0).link(2, FULL)
+        w = world(still(2, 4096), 2, QuAFL(sampled=2), codec=codec, link=THIN)
         w.rounds(10)
         return w.clock.now()
 
@@ -270,8 +269,7 @@ def test_compression_makes_rounds_shorter_when_octets_take_their_time() -> None:
 def test_repairs_take_the_time_of_their_octets() -> None:
     """So fine a lattice that the clients' answers need a repair: the exchange lasts as long as all octets both ways."""
     task = Quadratic(torch.ones(50), torch.randn(2, 50, generator=torch.Generator().manual_seed(0)))
-    w = world(task, 2, QuAFL(sampled=1, wait=3.0), codec=Lattice(bits=4, resolution=1e-4), lr=0.3)
-    w.fleet._link = World(up_bandwidth=100.0, down_bandwidth=100.0).link(2, FULL)
+    w = world(task, 2, QuAFL(sampled=1, wait=3.0), codec=Lattice(bits=4, resolution=1e-4), lr=0.3, link=THIN)
     w.rounds(1)
     totals = w.fleet.totals
     assert totals.refined == 1

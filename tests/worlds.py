@@ -58,6 +58,7 @@ def world(
     optimizer: Optimizer | None = None,
     speeds: Speeds | float = 1.0,
     latency: float = 0.0,
+    link: Link | None = None,
     limited: bool = True,
     unreachable: float = 0.0,
     seed: int = 0,
@@ -74,7 +75,7 @@ def world(
         clock,
         speeds,
         rng,
-        link=Link(latency),
+        link=link or Link(latency),
         limited=limited,
         unreachable=unreachable,
     )

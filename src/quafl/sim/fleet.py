@@ -3,17 +3,15 @@ clients together, because nobody can tell before."""
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from heapq import heappop, heappush, heapreplace
+from dataclasses import asdict
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from quafl.core.client import contact, newcomer
 from quafl.core.randomness import Generators
-from quafl.core.rows import Rows
 from quafl.core.seams import (
     Algorithm,
     Answer,
@@ -21,7 +19,6 @@ from quafl.core.seams import (
     Codecs,
     Counts,
     Ids,
-    Model,
     Note,
     Optimizer,
     Packet,
@@ -35,32 +32,11 @@ from quafl.sim.clock import VirtualClock
 from quafl.sim.executors import Sequential
 from quafl.sim.link import Link
 from quafl.sim.store import Store
+from quafl.sim.traffic import Sent, Traffic, Trip
 
 _log = logging.getLogger(__name__)
 CACHED = 2**20  # coordinates: clients are contacted in groups whose models stay in a processor's cache
 _CERTAIN = 2**40  # contacts behind a mean that one more does not change
-
-
-@dataclass(frozen=True, slots=True)
-class _Sent(Rows):
-    """Answers of clients that were contacted together."""
-
-    ready: Tensor  # when each begins to wait for the server's link
-    down: Counts  # octets of its exchange
-    up: Counts
-    sender: Ids
-    answer: Answer
-    report: Model  # kept by the sender until the answer has arrived, for repairs; empty where nothing needs any
-
-
-class _Trip(NamedTuple):
-    """One answer under way, ordered by the time of what happens to it next."""
-
-    when: float
-    number: int  # the first of several at the same time is the one sent first
-    client: int
-    row: int
-    sent: _Sent
 
 
 class Diverged(Exception):
@@ -72,9 +48,9 @@ class Diverged(Exception):
 class SimulatedFleet:
     """n clients in virtual time; all start training from the task's initial model when they first appear.
 
-    The server's link carries the exchanges of `sampled` clients at a time (or any number, if not `limited`); others
-    wait in the order in which they are ready. `unreachable` is the probability that a contact is lost on its way to the
-    client, which then knows nothing of it. `expected_steps` are the H_i, where the world knows them in advance.
+    The server's link carries the exchanges of `sampled` clients at a time, or any number if not `limited`.
+    `unreachable` is the probability that a contact is lost on its way to the client, which then knows nothing of it.
+    `expected_steps` are the H_i, where the world knows them in advance.
     """
 
     def __init__(
@@ -99,15 +75,11 @@ class SimulatedFleet:
         self.clients = Store(newcomer(*task.initial(), optimizer), algorithm.budget(speeds.relative()), **given)
         self.size = len(self.clients)
         self._since = torch.zeros(self.size, dtype=torch.float64)  # when each client's local steps began
-        self._waiting: list[_Trip] = []  # for the link, by the time they are ready
-        self._moving: list[_Trip] = []  # by the time they arrive
-        self._trips = 0  # ever
-        self._latest: dict[int, int] = {}  # each client's last trip: asked again, it forgets what it was doing
+        self._traffic = Traffic(link, algorithm.sampled if limited else self.size)
         self._named: set[int] = set()  # clients whose broken progress has been told
         self._failed: list[tuple[float, int]] = []  # when the server hears that a client's progress is broken
         self._failures = 0  # of clients that had taken a step, in a row
         self._bearable = min(self.size, 4 * algorithm.sampled)
-        self._lanes = [0.0] * (algorithm.sampled if limited else self.size)  # of the link: when each is free
         self._silence = 0.0  # when all who were asked last would have answered, if nothing had been lost
         self._execute = Sequential(task, optimizer)
         self._together = max(1, CACHED // max(len(task.initial()[0]), 1))
@@ -166,29 +138,22 @@ class SimulatedFleet:
             train=train,
         )
         self.clients.put(ids, clients)
-        for client in ids.tolist():
-            self._latest.pop(client, None)
+        self._traffic.void(ids)
         self._drop(ids[~sound], self._clock.now() + duration[~sound] + self._link.latency, note)
         self._failures = 0 if (answer.steps > 0).any() else self._failures + int((~sound).sum())
         if self._failures > self._bearable:
             raise Diverged(f"in round {note.round} no client's progress is finite any more")
         up = up[sound] + answer.packet.nbytes // max(len(answer.steps), 1)
         report = report if self._codecs.up.keyed else report[:, :0]
-        self._depart(_Sent(self._clock.now() + duration[sound], down[sound], up, ids[sound], answer, report))
+        self._traffic.depart(Sent(self._clock.now() + duration[sound], down[sound], up, ids[sound], answer, report))
 
     def receive(self, count: int, within: float, since: int) -> Replies:
         """The earliest answers under way. Nobody waits longer than an exchange takes for answers that will never come;
         when nobody is there at all, the server waits until somebody is."""
         deadline = self._clock.now() + within
-        arrived: list[_Trip] = []
-        while len(arrived) < count:
-            departure = max(self._waiting[0].when, self._lanes[0]) if self._waiting else inf
-            arrival = self._moving[0].when if self._moving else inf
-            if min(departure, arrival) > deadline or min(departure, arrival) == inf:
-                break
-            if departure <= arrival:
-                self._begin(heappop(self._waiting), departure)
-            elif self._arrives(trip := heappop(self._moving), since):
+        arrived: list[Trip] = []
+        while len(arrived) < count and (trip := self._traffic.next(deadline)) is not None:
+            if self._counted(trip, since):
                 arrived.append(trip)
         if arrived:
             self._clock.sleep_until(arrived[-1].when)
@@ -196,21 +161,11 @@ class SimulatedFleet:
             self._clock.sleep_until(deadline if deadline < inf else self._end_of_waiting())
         return self._replies(arrived)
 
-    def _begin(self, trip: _Trip, departure: float) -> None:
-        """The exchange of an answer that has come to the link."""
-        if self._latest.get(trip.client) != trip.number:
-            return
-        sent, place = trip.sent, slice(trip.row, trip.row + 1)
-        transfer = self._link.transfer(sent.sender[place], departure, sent.down[place], sent.up[place])
-        end = departure + self._link.latency + float(transfer)
-        heapreplace(self._lanes, end)
-        heappush(self._moving, trip._replace(when=end))
-
-    def _arrives(self, trip: _Trip, since: int) -> bool:
-        """Count an answer that has come; one that is too late counts as lost."""
+    def _counted(self, trip: Trip, since: int) -> bool:
+        """Whether an answer that has arrived counts, or was too late, and so is lost."""
         answer = trip.sent.answer
         self.totals.up += answer.packet.nbytes // len(answer.steps)
-        if self._latest.get(trip.client) != trip.number or answer.round[trip.row] < since:
+        if self._traffic.is_void(trip) or answer.round[trip.row] < since:
             self.totals.lost += 1
             return False
         self.totals.contacts += 1
@@ -220,36 +175,23 @@ class SimulatedFleet:
 
     def state(self) -> dict[str, Any]:
         """For `restore`."""
-        trips = [*self._waiting, *self._moving]
-        sent = _Sent.stack([trip.sent[trip.row] for trip in trips]).tree() if trips else None
         return {
             "totals": asdict(self.totals),
             "clients": self.clients.state(),
+            "traffic": self._traffic.state(),
             "since": self._since.clone(),
-            "lanes": list(self._lanes),
             "silence": self._silence,
             "failed": list(self._failed),
             "failures": self._failures,
-            "trips": self._trips,
-            "latest": dict(self._latest),
-            "waiting": len(self._waiting),
-            "when": [trip.when for trip in trips],
-            "numbers": [trip.number for trip in trips],
-            "sent": sent,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from there."""
         self.totals = Totals(**state["totals"])
         self.clients.restore(state["clients"])
-        self._since, self._lanes, self._silence = state["since"].clone(), list(state["lanes"]), state["silence"]
+        self._traffic.restore(state["traffic"])
+        self._since, self._silence = state["since"].clone(), state["silence"]
         self._failed, self._failures = list(state["failed"]), state["failures"]
-        self._trips, self._latest, trips = state["trips"], dict(state["latest"]), list[_Trip]()
-        if state["sent"] is not None:
-            sent = _Sent.from_tree(state["sent"])
-            places = zip(state["when"], state["numbers"], sent.sender.tolist(), strict=True)
-            trips = [_Trip(when, number, client, row, sent) for row, (when, number, client) in enumerate(places)]
-        self._waiting, self._moving = trips[: state["waiting"]], trips[state["waiting"] :]  # heaps, as they were
 
     def _drop(self, broken: Ids, known: Tensor, note: Note) -> None:
         self.totals.broken += len(broken)
@@ -263,12 +205,6 @@ class SimulatedFleet:
             )
             self._named.add(client)
 
-    def _depart(self, sent: _Sent) -> None:
-        for row, (ready, client) in enumerate(zip(sent.ready.tolist(), sent.sender.tolist(), strict=True)):
-            self._latest[client] = self._trips
-            heappush(self._waiting, _Trip(ready, self._trips, client, row, sent))
-            self._trips += 1
-
     def _end_of_waiting(self) -> float:
         """Until when a server of endless patience waits although nothing more will come."""
         if self._failed:
@@ -278,7 +214,7 @@ class SimulatedFleet:
         back = self._speeds.next_return(self._clock.now())
         return max(self._silence, back) if back < inf else self._silence
 
-    def _replies(self, arrived: list[_Trip]) -> Replies:
+    def _replies(self, arrived: list[Trip]) -> Replies:
         senders, answer = self._gather(arrived)
         since, spent = self._clock.now(), torch.zeros(len(arrived), dtype=torch.float64)
 
@@ -298,7 +234,7 @@ class SimulatedFleet:
         failed = torch.tensor(heard, dtype=torch.int64)
         return Replies(senders=senders, answer=answer, refine=refine, failed=failed)
 
-    def _gather(self, trips: list[_Trip]) -> tuple[Ids, Answer]:
+    def _gather(self, trips: list[Trip]) -> tuple[Ids, Answer]:
         if not trips:
             return torch.empty(0, dtype=torch.int64), self._silent
         rows = [(trip.sent, trip.row) for trip in trips]

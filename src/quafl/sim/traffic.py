@@ -1,0 +1,108 @@
+"""Answers on their way to the server, over a link that carries only so many exchanges at a time."""
+
+from dataclasses import dataclass
+from heapq import heappop, heappush, heapreplace
+from math import inf
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from quafl.core.rows import Rows
+from quafl.core.seams import Answer, Counts, Ids, Model
+from quafl.sim.link import Link
+
+
+@dataclass(frozen=True, slots=True)
+class Sent(Rows):
+    """Answers of clients that were contacted together."""
+
+    ready: Tensor  # when each begins to wait for the server's link
+    down: Counts  # octets of its exchange
+    up: Counts
+    sender: Ids
+    answer: Answer
+    report: Model  # kept by the sender until the answer has arrived, for repairs; empty where nothing needs any
+
+
+class Trip(NamedTuple):
+    """One answer under way, ordered by the time of what happens to it next."""
+
+    when: float
+    number: int  # the first of several at the same time is the one sent first
+    client: int
+    row: int
+    sent: Sent
+
+
+class Traffic:
+    """Exchanges begin in the order in which the clients are ready, `lanes` at a time."""
+
+    def __init__(self, link: Link, lanes: int) -> None:
+        self._link = link
+        self._waiting: list[Trip] = []  # for the link, by the time they are ready
+        self._moving: list[Trip] = []  # by the time they arrive
+        self._free = [0.0] * lanes  # when each lane is
+        self._trips = 0  # ever
+        self._latest: dict[int, int] = {}  # each client's last trip
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._moving)
+
+    def depart(self, sent: Sent) -> None:
+        """These answers are under way, from when they are ready."""
+        for row, (ready, client) in enumerate(zip(sent.ready.tolist(), sent.sender.tolist(), strict=True)):
+            self._latest[client] = self._trips
+            heappush(self._waiting, Trip(ready, self._trips, client, row, sent))
+            self._trips += 1
+
+    def void(self, ids: Ids) -> None:
+        """Clients that are asked again forget what they were doing."""
+        for client in ids.tolist():
+            self._latest.pop(client, None)
+
+    def is_void(self, trip: Trip) -> bool:
+        """Whether its client has been asked again since."""
+        return self._latest.get(trip.client) != trip.number
+
+    def next(self, deadline: float) -> Trip | None:
+        """The answer that arrives next, if one does by then."""
+        while True:
+            departure = max(self._waiting[0].when, self._free[0]) if self._waiting else inf
+            arrival = self._moving[0].when if self._moving else inf
+            if min(departure, arrival) > deadline or min(departure, arrival) == inf:
+                return None
+            if arrival < departure:
+                return heappop(self._moving)
+            self._begin(heappop(self._waiting), departure)
+
+    def state(self) -> dict[str, Any]:
+        """For `restore`."""
+        trips = [*self._waiting, *self._moving]
+        return {
+            "free": list(self._free),
+            "trips": self._trips,
+            "latest": dict(self._latest),
+            "waiting": len(self._waiting),
+            "when": [trip.when for trip in trips],
+            "numbers": [trip.number for trip in trips],
+            "sent": Sent.stack([trip.sent[trip.row] for trip in trips]).tree() if trips else None,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from there."""
+        self._free, self._trips, self._latest = list(state["free"]), state["trips"], dict(state["latest"])
+        trips = list[Trip]()
+        if state["sent"] is not None:
+            sent = Sent.from_tree(state["sent"])
+            places = zip(state["when"], state["numbers"], sent.sender.tolist(), strict=True)
+            trips = [Trip(when, number, client, row, sent) for row, (when, number, client) in enumerate(places)]
+        self._waiting, self._moving = trips[: state["waiting"]], trips[state["waiting"] :]  # heaps, as they were
+
+    def _begin(self, trip: Trip, departure: float) -> None:
+        if self.is_void(trip):
+            return
+        sent, place = trip.sent, slice(trip.row, trip.row + 1)
+        transfer = self._link.transfer(sent.sender[place], departure, sent.down[place], sent.up[place])
+        end = departure + self._link.latency + float(transfer)
+        heapreplace(self._free, end)
+        heappush(self._moving, trip._replace(when=end))
