@@ -8,13 +8,13 @@ scale   MNIST MLP: the time of a round with 10,000 clients over that with 100, a
 
 import json
 import multiprocessing
-import resource
 import statistics
 import sys
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
@@ -22,6 +22,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from quafl.record import checkpoints
 from quafl.run import versions
 from quafl.settings import load
 from quafl.sim import Simulation
@@ -114,12 +115,16 @@ def mnist(clients: int, sampled: int) -> Simulation:
 
 
 def memory(clients: int, sampled: int, rounds: int) -> tuple[float, int]:
-    """Most gigabytes resident after that many rounds, and how many clients then have a state of their own."""
+    """Most gigabytes resident in that many rounds and a checkpoint, and how many clients then have a state of their
+    own."""
     torch.set_num_threads(1)
     simulation = mnist(clients, sampled)
     for _ in islice(simulation, rounds):
         pass
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9, simulation._fleet.clients.known
+    with TemporaryDirectory() as folder:
+        checkpoints.save(Path(folder) / "checkpoint.pt", simulation.state())
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024 / 1e9, simulation._fleet.clients.known
 
 
 def scale() -> dict[str, Any]:
