@@ -173,13 +173,16 @@ class Watched:
     """A codec that keeps what passes through it."""
 
     def __init__(self, codec: Codec) -> None:
-        self.codec, self.bits = codec, codec.bits
-        self.sent: list[tuple[Tensor, Packet]] = []
+        self.codec, self.bits, self.keyed = codec, codec.bits, codec.keyed
+        self.sent: dict[int, Tensor] = {}  # the latest vectors, by the seeds of their messages
         self.log: list[Result] = []
 
     def encode(self, x: Tensor, rng: torch.Generator, **given: Any) -> Packet:
         packet = self.codec.encode(x, rng, **given)
-        self.sent.append((x, packet))
+        for seed, vector in zip(torch.atleast_1d(packet.seed).tolist(), torch.atleast_2d(x), strict=True):
+            self.sent[seed] = vector
+        for old in list(self.sent)[:-20]:
+            del self.sent[old]
         return packet
 
     def refine(self, x: Tensor, request: Packet) -> Packet:
@@ -189,7 +192,7 @@ class Watched:
         return self.codec.noise(packet)
 
     def decode(self, packet: Packet, *, key: Tensor, refine: Any = None) -> Tensor:
-        x = self.sent[-1][0]
+        x = torch.stack([self.sent[seed] for seed in torch.atleast_1d(packet.seed).tolist()])
         octets = [
             packet[0].nbytes if packet.side.dim() else packet.nbytes
             for _ in range(max(1, len(torch.atleast_2d(x + key))))
@@ -245,7 +248,7 @@ def live() -> Result:
             watched = Watched(Lattice(bits=bits, spread=spread))
             _, scores = live_run(watched, 160 * 10 * bits / 32, lr=0.2)
             log = watched.log[20:]  # without the first two rounds, in which nobody knows a distance
-            dim = watched.sent[0][1].dim
+            dim = len(next(iter(watched.sent.values())))
             ratios = sorted(entry["actual / estimate"] for entry in log)
             rows.append(
                 {
