@@ -395,6 +395,7 @@ def main() -> None:
             "machine": f"{platform.machine()}, torch {torch.__version__}",
             **measured,
         }
+        chosen.out.mkdir(parents=True, exist_ok=True)
         (chosen.out / f"codec-{what}.json").write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
         for name, rows in measured.items():
             if isinstance(rows, list) and rows:

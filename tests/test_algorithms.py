@@ -122,6 +122,23 @@ def test_a_run_that_was_left_and_taken_up_again_has_the_same_rows(
 
 
 @EACH
+def test_a_network_with_batch_norm_and_dropout_is_taken_up_again_bit_for_bit(
+    make: Callable[..., Algorithm], codec: Codec
+) -> None:
+    def fresh() -> Simulation:
+        torch.manual_seed(0)
+        layers = nn.Linear(64, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(0.2), nn.Linear(12, 10)
+        task = Supervised(nn.Sequential(*layers), partition.by_class(digits().train, 6), test=digits().test)
+        return simulation(task, 6, make(sampled=3), codec, momentum(0.05), until=100.0, every=25.0)
+
+    left, again = fresh(), fresh()
+    for _ in zip(range(3), left, strict=False):
+        pass
+    again.restore(left.state())
+    assert rows(again) == rows(fresh())
+
+
+@EACH
 def test_bytes_counted_are_the_bytes_of_the_messages(make: Callable[..., Algorithm], codec: Codec) -> None:
     if isinstance(codec, Lattice):
         codec = Lattice(bits=6, resolution=10.0)  # so wide that nothing needs a repair

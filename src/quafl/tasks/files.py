@@ -37,6 +37,7 @@ class Files:
         try:
             import pooch
 
+            pooch.get_logger().setLevel("WARNING")  # the bar says what is being downloaded
             if self.archive is not None and self.url is not None:
                 name, md5 = self.archive
                 unpack = pooch.Untar(members=[f"{self.folder}/{file}" for file in self.md5], extract_dir=".")
