@@ -14,7 +14,7 @@ OWN = {
     "record": {"record", "core.seams"},
     "sim": {"sim", "core", "codec", "tasks", "record"},
     "settings": {"settings", "core", "codec", "tasks", "sim"},
-    "run": {"core", "codec", "tasks", "record", "sim", "settings"},
+    "run": {"run", "core", "codec", "tasks", "record", "sim", "settings"},
     "cli": {"", "run", "record", "settings", "tasks"},
     "theory": {"theory"},
     "version": set(),

@@ -1,0 +1,18 @@
+"""The runner: every (curve, seed) of an experiment, over processes, into run folders; left and taken up again."""
+
+from quafl.run.folders import RunError, RunFolder, prepare, reopen, trained_model, versions
+from quafl.run.jobs import Job, News
+from quafl.run.pool import Interrupted, run
+
+__all__ = [
+    "Interrupted",
+    "Job",
+    "News",
+    "RunError",
+    "RunFolder",
+    "prepare",
+    "reopen",
+    "run",
+    "trained_model",
+    "versions",
+]

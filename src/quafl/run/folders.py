@@ -1,0 +1,156 @@
+"""Run folders: a curve's settings, rows, versions, models and checkpoints on disk."""
+
+import json
+import os
+import platform
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+import safetensors.torch
+from torch import Tensor
+
+from quafl.record.files import write_atomically
+from quafl.record.rows import Row, by_seed, read_rows, write_rows
+from quafl.record.summary import RecordError
+from quafl.run.jobs import Job, Outcome, Which, take_up
+from quafl.settings import Settings, load
+
+SETTINGS, ROWS, VERSIONS, TROUBLES = "settings.toml", "rows.csv", "versions.json", "troubles.json"
+
+
+class RunError(Exception):
+    """A run that could not go on."""
+
+
+@dataclass(slots=True)
+class RunFolder:
+    """A curve's folder: settings, rows of all its finished seeds, versions, and of each seed the best and last model or
+    a checkpoint."""
+
+    path: Path
+    settings: Settings
+    rows: dict[int, list[Row]] = field(default_factory=dict)
+    troubles: dict[str, str] = field(default_factory=dict)  # by seed: why it ended before its time
+
+    def begin(self) -> None:
+        """Write what is known beforehand, in place of what an earlier run left."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        fixed = self.path / ROWS, self.path / TROUBLES
+        for old in (*fixed, *self.path.glob("model-seed*"), *self.path.glob("checkpoint-seed*")):
+            old.unlink(missing_ok=True)
+        with write_atomically(self.path / SETTINGS) as stream:
+            stream.write(self.settings.to_toml())
+        with write_atomically(self.path / VERSIONS) as stream:
+            json.dump(versions(), stream, indent=2)
+
+    @classmethod
+    def reopen(cls, path: Path) -> "RunFolder":
+        """A folder that an earlier run has begun."""
+        (settings,) = load(str(path / SETTINGS))
+        rows = by_seed(read_rows(path / ROWS)) if (path / ROWS).exists() else {}
+        troubles = json.loads((path / TROUBLES).read_text()) if (path / TROUBLES).exists() else {}
+        return cls(path, settings, rows, troubles)
+
+    def jobs(self, checkpoint_seconds: float) -> list[Job]:
+        """What is left to do."""
+        seeds = [seed for seed in self.settings.run.seeds if seed not in self.rows]
+        return [Job(self.settings, seed, self.checkpoint(seed), checkpoint_seconds) for seed in seeds]
+
+    def add(self, job: Job, outcome: Outcome) -> None:
+        """Keep a finished seed; it counts as finished once its rows are there."""
+        for which, model in outcome.models.items():
+            with write_atomically(self.model(job.seed, which), "wb") as stream:
+                stream.write(safetensors.torch.save(model))
+        if outcome.trouble is not None:
+            self.troubles[str(job.seed)] = outcome.trouble
+            with write_atomically(self.path / TROUBLES) as stream:
+                json.dump(self.troubles, stream, indent=2)
+        self.rows[job.seed] = outcome.rows
+        write_rows(self.path / ROWS, [row for known in sorted(self.rows) for row in self.rows[known]])
+        job.checkpoint.unlink(missing_ok=True)
+
+    def model(self, seed: int, which: Which) -> Path:
+        """Where a seed's model is kept."""
+        return self.path / f"model-seed{seed}-{which}.safetensors"
+
+    def checkpoint(self, seed: int) -> Path:
+        """Where an unfinished seed stands."""
+        return self.path / f"checkpoint-seed{seed}.pt"
+
+
+def prepare(curves: Sequence[Settings], out: Path, *, overwrite: bool) -> list[RunFolder]:
+    """A run folder per curve: `out` itself for a single one, folders in it for several."""
+    folders = [RunFolder(out / _slug(curve.label) if len(curves) > 1 else out, curve) for curve in curves]
+    paths = [folder.path for folder in folders]
+    alike = next((path for path in paths if paths.count(path) > 1), None)
+    if alike is not None:
+        raise RecordError(
+            f"two curves would share the folder {alike}; give them labels that differ in letters or digits"
+        )
+    if out.is_dir() and any(out.rglob(SETTINGS)) and not overwrite:
+        raise RecordError(
+            f"{out} already holds a run; choose another --out, add --overwrite to replace it, or continue it with "
+            f"quafl run --resume {out}"
+        )
+    _check(folders)
+    for folder in folders:
+        folder.begin()
+    return folders
+
+
+def reopen(out: Path) -> list[RunFolder]:
+    """The folders that an earlier run has begun."""
+    folders = [RunFolder.reopen(path.parent) for path in sorted(out.rglob(SETTINGS))]
+    if not folders:
+        raise RecordError(f"{out} holds no run to continue; give the folder that 'quafl run --out' was given")
+    _check(folders)
+    return folders
+
+
+def _check(folders: Sequence[RunFolder]) -> None:
+    """Whether the data are here and fit, before anything is overwritten."""
+    for folder in folders:
+        try:
+            folder.settings.task.check(folder.settings.clients)
+        except ValueError as error:
+            raise RunError(f"{folder.settings.label}: {error}") from error
+
+
+def _slug(label: str) -> str:
+    return re.sub(r"[^a-z0-9.]+", "-", label.lower()).strip("-.") or "curve"
+
+
+def versions() -> dict[str, str]:
+    """What the numbers depend on besides the settings."""
+    return {
+        **{package: version(package) for package in ("quafl", "torch", "numpy")},
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+        "date": datetime.now(UTC).date().isoformat(),
+    }
+
+
+def trained_model(folder: Path, *, seed: int | None, which: Which) -> dict[str, Tensor]:
+    """A seed's model as a state_dict, by default the first seed's; of an unfinished one, that of its checkpoint."""
+    if not (folder / SETTINGS).exists():
+        curves = ", ".join(str(path.parent) for path in sorted(folder.rglob(SETTINGS)))
+        raise RecordError(
+            f"{folder} holds several curves; choose one of {curves}" if curves else f"{folder} holds no run"
+        )
+    run_folder = RunFolder.reopen(folder)
+    settings = run_folder.settings
+    seed = settings.run.seeds[0] if seed is None else seed
+    if seed not in settings.run.seeds:
+        raise RecordError(f"{folder} has no seed {seed}; it has {', '.join(map(str, settings.run.seeds))}")
+    if run_folder.model(seed, which).exists():
+        return safetensors.torch.load_file(run_folder.model(seed, which))
+    if not run_folder.checkpoint(seed).exists():
+        raise RecordError(f"{folder} has neither a model nor a checkpoint of seed {seed} yet; run it first")
+    task, simulation = settings.simulation(seed)
+    take_up(run_folder.checkpoint(seed), simulation)
+    state = simulation.server if which == "last" else simulation.best.server
+    return task.export(state.model, state.buffers)

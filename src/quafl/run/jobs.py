@@ -1,0 +1,83 @@
+"""One seed of one curve: computed from its checkpoint on, if there is one."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from time import monotonic
+from typing import Literal, NamedTuple, TypeAlias
+
+from torch import Tensor
+
+from quafl.record import checkpoints
+from quafl.record.rows import Row
+from quafl.record.summary import RecordError
+from quafl.settings import Settings
+from quafl.sim import Diverged, Simulation
+
+CHECKPOINT_SHARE = 0.05  # of the time, at most, goes into checkpoints
+
+Which: TypeAlias = Literal["best", "last"]
+News: TypeAlias = Row | str  # a row, or a word about what went wrong and was dealt with
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One seed of one curve, and where and how often it is saved."""
+
+    settings: Settings
+    seed: int
+    checkpoint: Path
+    checkpoint_seconds: float
+
+
+class Outcome(NamedTuple):
+    """What a finished job leaves."""
+
+    rows: list[Row]
+    models: dict[Which, dict[str, Tensor]]
+    trouble: str | None  # why it ended before its time
+
+
+def compute(job: Job, on_news: Callable[[News], None], stopping: Callable[[], bool]) -> Outcome | None:
+    """One seed, from its checkpoint if there is one; None if it was stopped, and stands in its checkpoint."""
+    trouble, checkpoint = None, job.checkpoint
+    task, simulation = job.settings.simulation(job.seed)
+    made_with = {"settings": job.settings.to_toml(), "quafl": version("quafl"), "torch": version("torch")}
+    if checkpoint.exists():
+        take_up(checkpoint, simulation, made_with)
+        on_news(simulation.rows[-1])
+    due = monotonic() + job.checkpoint_seconds
+    try:
+        for row in simulation:
+            if row is not None:
+                on_news(row)
+            stop = stopping()
+            if stop or monotonic() > due:
+                began = monotonic()
+                checkpoints.save(checkpoint, {"made_with": made_with, "simulation": simulation.state()})
+                due = monotonic() + max(job.checkpoint_seconds, (monotonic() - began) / CHECKPOINT_SHARE)
+            if stop:
+                return None
+    except Diverged as error:
+        trouble = f"training diverged: {error}; its rows so far are kept, try a smaller lr"
+    models: dict[Which, dict[str, Tensor]] = {
+        "last": task.export(simulation.server.model, simulation.server.buffers),
+        "best": task.export(simulation.best.server.model, simulation.best.server.buffers),
+    }
+    return Outcome(simulation.rows, models, trouble)
+
+
+def take_up(checkpoint: Path, simulation: Simulation, made_with: dict[str, str] | None = None) -> None:
+    """Go on from a checkpoint, if it was made with the same settings and versions."""
+    state = checkpoints.load(checkpoint)
+    before = state.get("made_with", {})
+    if "simulation" not in state:
+        raise RecordError(f"{checkpoint} is not a checkpoint of a run; delete it to run that seed anew")
+    changed = [name for name, value in (made_with or {}).items() if before.get(name) != value]
+    if changed:
+        raise RecordError(
+            f"{checkpoint} was made with other {' and '.join(changed)}, and cannot be continued bit for bit; put them "
+            f"back, or delete it to run that seed anew"
+        )
+    simulation.restore(state["simulation"])

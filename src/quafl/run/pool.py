@@ -1,0 +1,214 @@
+"""All seeds of all curves that are left to do, one after another or over processes; they can be asked to stop."""
+
+import logging
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing, contextmanager
+from functools import partial
+from multiprocessing.queues import Queue
+from threading import Thread, current_thread, main_thread
+from types import FrameType
+from typing import Protocol, TypeAlias
+
+import torch
+
+from quafl.codec.kernels import kernel_for
+from quafl.run.folders import RunError, RunFolder
+from quafl.run.jobs import Job, News, Outcome, compute
+
+SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP  # that ask a run to stop
+
+
+class Interrupted(Exception):
+    """Asked to stop by a signal; what has been computed is in the checkpoints."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.code = 128 + number  # as shells have it
+
+
+def run(
+    folders: Sequence[RunFolder],
+    *,
+    processes: int,
+    on_news: Callable[[Job, News], None],
+    checkpoint_seconds: float = 60.0,
+) -> list[str]:
+    """Run all seeds of all curves that are not finished; a seed's rows and models are on disk as soon as it is. A
+    sentence is given back for each that ended before its time."""
+    jobs = [(folder, job) for folder in folders for job in folder.jobs(checkpoint_seconds)]
+    jobs.sort(key=lambda pair: pair[1].settings.run.seeds.index(pair[1].seed))  # the curves progress side by side
+    with closing(_finished(jobs, min(processes, len(jobs)), on_news)) as finished:  # whatever happens, its workers end
+        for folder, job, outcome in finished:
+            folder.add(job, outcome)
+    return [
+        f"{folder.settings.label}, seed {seed}: {trouble}"
+        for folder in folders
+        for seed, trouble in folder.troubles.items()
+    ]
+
+
+_Finished: TypeAlias = Generator[tuple[RunFolder, Job, Outcome], None, None]
+
+
+def _finished(jobs: Sequence[tuple[RunFolder, Job]], processes: int, on_news: Callable[[Job, News], None]) -> _Finished:
+    """The jobs as they end. Each computes in one thread: with the same seed, the same bits."""
+    alone = processes <= 1
+    with _noticing_signals(at_once_if_again=alone) as asked:
+        yield from (_one_by_one(jobs, on_news, asked) if alone else _side_by_side(jobs, processes, on_news, asked))
+        if asked:
+            raise Interrupted(asked[0])
+
+
+def _one_by_one(
+    jobs: Sequence[tuple[RunFolder, Job]], on_news: Callable[[Job, News], None], asked: Sequence[int]
+) -> _Finished:
+    for folder, job in jobs:
+        tell = partial(on_news, job)
+        with _one_thread(), _named(job), _words_to(tell):
+            outcome = compute(job, tell, lambda: bool(asked))
+        if outcome is None:
+            return
+        yield folder, job, outcome
+
+
+def _side_by_side(
+    jobs: Sequence[tuple[RunFolder, Job]], processes: int, on_news: Callable[[Job, News], None], asked: Sequence[int]
+) -> _Finished:
+    kernel_for(torch.device("cpu"))  # a missing one is said here, once
+    context = multiprocessing.get_context("spawn")  # a process with threads cannot be forked safely
+    news: Queue[tuple[int, News]] = context.Queue()
+    stop = context.Event()
+    with ProcessPoolExecutor(processes, mp_context=context, initializer=_begin, initargs=(news, stop)) as pool:
+        with _handling_signals(signal.SIG_IGN):  # which workers inherit, so that nothing stops them while they start
+            running: dict[Future[Outcome | None], int] = {
+                pool.submit(_compute_and_tell, number, job): number for number, (_, job) in enumerate(jobs)
+            }
+        try:
+            while running:
+                if asked and not stop.is_set():
+                    stop.set()
+                    running = {future: number for future, number in running.items() if not future.cancel()}
+                if len(asked) > 1:
+                    raise Interrupted(asked[0])  # asked again: at once
+                done, _ = wait(running, timeout=0.1, return_when=FIRST_COMPLETED)
+                while not news.empty():
+                    number, word = news.get()
+                    on_news(jobs[number][1], word)
+                for future in done:
+                    folder, job = jobs[running.pop(future)]
+                    with _named(job):
+                        outcome = future.result()
+                    if outcome is not None:
+                        yield folder, job, outcome
+        except BaseException:
+            for worker in multiprocessing.active_children():  # nobody will read what they compute
+                worker.kill()
+            raise
+
+
+@contextmanager
+def _noticing_signals(*, at_once_if_again: bool) -> Iterator[list[int]]:
+    """Ctrl-C and its like are written down, and looked at where nothing is half done: raised anywhere, they could leave
+    a lock of the pool taken, or be lost in a destructor. Without a pool, a second one may be raised anywhere."""
+    asked: list[int] = []
+
+    def notice(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
+        if at_once_if_again and len(asked) > 1:
+            raise Interrupted(number)
+
+    with _handling_signals(notice):
+        yield asked
+
+
+@contextmanager
+def _handling_signals(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> Iterator[None]:
+    if current_thread() is not main_thread():  # where Python does not deliver signals
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    for number, known in before.items():
+        if known != signal.SIG_IGN:  # nohup's wish is respected
+            signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, known in before.items():
+            signal.signal(number, known)
+
+
+class _Flag(Protocol):
+    def is_set(self) -> bool: ...
+
+
+_news: "Queue[tuple[int, News]]"  # of a worker process: the way back for its rows
+_stop: _Flag
+
+
+def _begin(news: "Queue[tuple[int, News]]", stop: _Flag) -> None:
+    global _news, _stop  # a pool hands a queue to its workers only when they start
+    _news, _stop = news, stop
+    _news.cancel_join_thread()  # a worker may end although nobody has read its last rows
+    Thread(target=_end_with_parent, daemon=True).start()
+    logging.getLogger("quafl.codec").setLevel(logging.ERROR)  # the parent says once what all of them would
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _compute_and_tell(number: int, job: Job) -> Outcome | None:
+    def tell(word: News) -> None:
+        _news.put((number, word))
+
+    with _one_thread(), _words_to(tell):
+        return compute(job, tell, _stop.is_set)
+
+
+@contextmanager
+def _words_to(tell: Callable[[News], None]) -> Iterator[None]:
+    """What a simulation warns of is news, too."""
+
+    class Telling(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            tell(record.getMessage())
+
+    logger, handler = logging.getLogger("quafl.sim"), Telling()
+    logger.addHandler(handler)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = True
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@contextmanager
+def _named(job: Job) -> Iterator[None]:
+    """Say whose run it was that could not go on."""
+    try:
+        yield
+    except ValueError as error:
+        raise RunError(f"{job.settings.label}, seed {job.seed}: {error}; finished seeds are kept") from error
+    except BrokenProcessPool as error:
+        raise RunError(
+            "a worker process was killed (out of memory?); what was finished or saved is kept, continue with --resume"
+        ) from error
