@@ -1,5 +1,7 @@
 """How the local steps of the contacted clients are computed."""
 
+from dataclasses import replace
+
 from quafl.core.client import local_step
 from quafl.core.seams import ClientState, Counts, Ids, Optimizer, Task
 
@@ -19,7 +21,7 @@ class Sequential:
             first = int(client.steps)
             for step in range(first, first + count):
                 client = local_step(client, self._task, self._task.batch(client_id, step), self._optimizer)
-            rows.append(client)
+            rows.append(replace(client, base=client.base.new_empty(0)))  # it has not changed: nothing to copy
         if len(rows) == 1:
-            return rows[0].each(lambda tensor: tensor.unsqueeze(0))  # nothing to copy
-        return ClientState.stack(rows) if rows else clients
+            return replace(rows[0].each(lambda tensor: tensor.unsqueeze(0)), base=clients.base)
+        return replace(ClientState.stack(rows), base=clients.base) if rows else clients

@@ -144,7 +144,7 @@ class SimulatedFleet:
         if self._failures > self._bearable:
             raise Diverged(f"in round {note.round} no client's progress is finite any more")
         up = up[sound] + answer.packet.nbytes // max(len(answer.steps), 1)
-        report = report if self._codecs.up.keyed else report[:, :0]
+        report = report if self._codecs.up.keyed else report.new_empty(len(report), 0)
         self._traffic.depart(Sent(self._clock.now() + duration[sound], down[sound], up, ids[sound], answer, report))
 
     def receive(self, count: int, within: float, since: int) -> Replies:
