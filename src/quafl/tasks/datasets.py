@@ -2,7 +2,7 @@
 
 import gzip
 import json
-from collections.abc import Callable
+import zlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -152,16 +152,15 @@ def _with_validation(train: Data, test: Data) -> Splits:
 
 def _read_idx(path: Path) -> Tensor:
     """A tensor of octets: two zeros, the type 8, the number of axes, their sizes as big-endian words, the octets."""
-    opener: Callable[[Path], gzip.GzipFile] = gzip.open if path.suffix == ".gz" else open  # type: ignore[assignment]
     try:
-        with opener(path, "rb") as stream:  # type: ignore[call-arg]
-            content = stream.read()
+        content = path.read_bytes()
+        content = gzip.decompress(content) if path.suffix == ".gz" else content
         axes = content[3]
         shape = np.frombuffer(content, ">u4", axes, 4).astype(int)
         octets = np.frombuffer(content, np.uint8, offset=4 + 4 * axes)
         if content[:3] != b"\0\0\x08" or octets.size != shape.prod():
             raise ValueError("not an idx file of octets")
-    except (OSError, EOFError, ValueError, IndexError) as error:
+    except (OSError, EOFError, ValueError, IndexError, zlib.error) as error:
         raise DataError(f"{path} cannot be read ({error}); replace it with the original file") from error
     return torch.from_numpy(octets.reshape(shape).copy())
 
