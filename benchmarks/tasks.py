@@ -33,8 +33,8 @@ WORDS = {
 PREFACE = """# Each task on its real data
 
 That every task trains, not a comparison of the paper's figures: each run was made by the command beside it (`make
-record-tasks` makes all of them). Mean ± standard deviation over seeds, on the test sets. CelebA's licence forbids passing
-it on: its loader and experiment are tested on generated pictures in its format, and no run is recorded.
+record-tasks` makes all of them). Mean ± standard deviation over seeds, on the test sets. CelebA's licence forbids
+passing it on: its loader and experiment are tested on generated pictures in its format, and no run is recorded.
 """
 
 
