@@ -25,7 +25,7 @@ from quafl.settings import SettingsError, builtin, load
             "algorithm.schedule={name='cosine',rounds=9,flor=1}",
             "unknown key algorithm.schedule.flor = 1; did you mean 'floor'? allowed here: name, rounds, floor",
         ),
-        ("clients.changes=[{at=5}]", "clients.changes.0.step = {'at': 5}: Field required"),
+        ("clients.changes=[{at=5}]", "clients.changes.0.step is missing"),
         (
             "clients.changes=[{at=5,step=1,who=1}]",
             "unknown key clients.changes.0.who = 1; allowed here: at, step, clients",

@@ -59,7 +59,7 @@ def to_bytes(packet: Packet) -> bytes:
     """The octets of a single message."""
     if packet.side.dim() != 0:
         raise ValueError(f"to_bytes takes one message, this packet has {packet.side.numel()}; index it first")
-    payload = b"".join(_octets(part) for part in (packet.symbols, packet.checks, packet.scales, packet.exact))
+    payload = [_octets(part) for part in (packet.symbols, packet.checks, packet.scales, packet.exact)]
     header = _HEADER.pack(
         *_Header(
             magic=MAGIC,
@@ -75,13 +75,16 @@ def to_bytes(packet: Packet) -> bytes:
             seed=int(packet.seed),
             side=float(packet.side),
             blocks=_block_count(packet),
-            length=len(payload),
+            length=sum(part.nbytes for part in payload),
         )
     )
-    return header + _CRC.pack(zlib.crc32(payload, zlib.crc32(header))) + payload
+    crc = zlib.crc32(header)
+    for part in payload:
+        crc = zlib.crc32(part, crc)
+    return b"".join((header, _CRC.pack(crc), *payload))
 
 
-def from_bytes(message: bytes) -> Packet:
+def from_bytes(message: bytes | bytearray | memoryview) -> Packet:
     """The packet, or a WireError that says what is wrong with the message."""
     if len(message) < HEADER_BYTES:
         raise WireError(f"message has {len(message)} octets, a header alone has {HEADER_BYTES}; was it cut off?")
@@ -191,6 +194,7 @@ def _expect(holds: bool, otherwise: str) -> None:
         raise WireError(otherwise)
 
 
-def _octets(part: Tensor) -> bytes:
-    array = part.cpu().contiguous().numpy()
-    return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+def _octets(part: Tensor) -> memoryview:
+    """Not a copy, where the machine is little-endian."""
+    array = part.detach().cpu().contiguous().numpy()
+    return array.astype(array.dtype.newbyteorder("<"), copy=False).view(np.uint8).data

@@ -1,14 +1,20 @@
 """Where a run stands, on disk: dictionaries, lists, tensors and numbers, no code."""
 
+import logging
+import re
+from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import IO, Any
 from zipfile import BadZipFile
 
 import torch
 
 from quafl.record.files import write_atomically
 from quafl.record.summary import RecordError
+
+_log = logging.getLogger(__name__)
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
@@ -24,3 +30,66 @@ def load(path: Path) -> dict[str, Any]:
     except (OSError, RuntimeError, ValueError, EOFError, KeyError, BadZipFile, UnpicklingError) as error:
         raise RecordError(f"{path} cannot be read ({type(error).__name__}); delete it to run that seed anew") from error
     return state
+
+
+class Checkpoints:
+    """The last few states of something that runs for long, in a folder. A file's name has its number and its checksum:
+    one that is damaged is noticed, and the one before it used."""
+
+    KEPT = 3
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Whole, or not at all; the oldest goes."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        before = self._files()
+        number = 1 + max(before, default=0)
+        fresh = self._folder / "checkpoint.new"
+        with write_atomically(fresh, "wb") as stream:
+            hashing = _Hashing(stream)
+            torch.save(state, hashing)  # type: ignore[arg-type]  # it only writes and flushes
+        fresh.replace(self._folder / f"checkpoint-{number:08d}-{hashing.digest.hexdigest()}.pt")
+        for old in sorted(before)[: len(before) + 1 - self.KEPT]:
+            before[old].unlink(missing_ok=True)
+
+    def newest(self) -> dict[str, Any] | None:
+        """The newest state that is whole; None if there is none."""
+        for path in self._newest_first():
+            with path.open("rb") as stream:
+                digest = _digest(stream)
+            if digest in path.name:
+                return load(path)
+            _log.warning("%s is damaged: its checksum does not agree; using the one before it", path)
+        return None
+
+    def _newest_first(self) -> Iterator[Path]:
+        files = self._files()
+        return (files[number] for number in sorted(files, reverse=True))
+
+    def _files(self) -> dict[int, Path]:
+        found = ((re.fullmatch(r"checkpoint-(\d{8})-[0-9a-f]{64}\.pt", p.name), p) for p in self._folder.glob("*.pt"))
+        return {int(match[1]): path for match, path in found if match}
+
+
+class _Hashing:
+    """A stream that knows the checksum of what was written to it."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self.digest = sha256()
+
+    def write(self, data: bytes) -> int:
+        self.digest.update(data)
+        return self._stream.write(data)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+
+def _digest(stream: IO[bytes]) -> str:
+    digest = sha256()
+    while block := stream.read(1 << 20):
+        digest.update(block)
+    return digest.hexdigest()

@@ -34,10 +34,16 @@ class Axis:
     value: Callable[[Row], float]
 
 
-TIME = Axis("simulated time (units)", lambda row: row["time"])
+SIMULATED_TIME = Axis("simulated time (units)", lambda row: row["time"])
+SECONDS = Axis("time (s)", lambda row: row["time"])
 MEGABYTES = Axis("sent in both directions (MB)", sent)
 STEPS = Axis("local steps of all clients", lambda row: row["local_steps"])
 ROUNDS = Axis("server rounds", lambda row: row["round"])
+
+
+def time_of(curves: Sequence[Curve]) -> Axis:
+    """Whichever they have."""
+    return SECONDS if curves[0].real else SIMULATED_TIME
 
 
 def column(name: str) -> Axis:

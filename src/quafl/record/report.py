@@ -59,17 +59,18 @@ def table(curves: Sequence[Curve]) -> tuple[list[str], list[list[str]]]:
 
 
 def main_figure(curves: Sequence[Curve]) -> Figure:
-    """The metric against simulated time."""
-    return plots.draw(curves, plots.TIME, plots.column(curves[0].metric), goal=curves[0].target)
+    """The metric against time."""
+    return plots.draw(curves, plots.time_of(curves), plots.column(curves[0].metric), goal=curves[0].target)
 
 
 def page(curves: Sequence[Curve]) -> str:
     """The whole report."""
     metric = plots.column(curves[0].metric)
+    time = plots.time_of(curves)
     figures = [
-        ("Against simulated time", main_figure(curves)),
+        (f"Against {time.label}", main_figure(curves)),
         ("Against what was sent", plots.draw(_talking(curves), plots.MEGABYTES, metric, goal=curves[0].target)),
-        ("Loss against simulated time", plots.draw(curves, plots.TIME, _loss(curves), log=True)),
+        (f"Loss against {time.label}", plots.draw(curves, time, _loss(curves), log=True)),
         ("Against the work done", plots.draw(curves, plots.STEPS, metric, goal=curves[0].target)),
     ]
     pictures = "".join(
@@ -103,7 +104,7 @@ def _loss(curves: Sequence[Curve]) -> plots.Axis:
 
 def _talking(curves: Sequence[Curve]) -> list[Curve]:
     """Without those that have nothing to send."""
-    return [curve for curve in curves if curve.clients > 1] or list(curves)
+    return [curve for curve in curves if curve.talks] or list(curves)
 
 
 def _table(curves: Sequence[Curve]) -> str:

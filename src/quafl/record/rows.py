@@ -34,6 +34,12 @@ def make_row(seed: int, time: float, state: ServerState, totals: Totals, score: 
     return {**row, **score, **counts}
 
 
+def worth(row: Row, metric: str, *, lower_is_better: bool) -> float:
+    """How good an evaluation is, the higher the better: by the metric, or by the loss where a task does not have it."""
+    measured = metric if metric in row else "loss"
+    return -row[measured] if lower_is_better or measured == "loss" else row[measured]
+
+
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
     """As CSV; numbers in full precision, so that equal runs give equal files."""
     with write_atomically(path) as stream:

@@ -31,9 +31,14 @@ class Curve:
         return float(self.settings["run"]["target"])
 
     @property
-    def clients(self) -> int:
-        """n."""
-        return int(self.settings["clients"]["count"])
+    def talks(self) -> bool:
+        """Whether anything is sent: a single simulated client has nobody to send it to."""
+        return bool(self.settings["clients"].get("count") != 1)
+
+    @property
+    def real(self) -> bool:
+        """Whether its time is that of a clock on the wall."""
+        return bool(self.settings["run"].get("clock") == "wall")
 
     @property
     def metric(self) -> str:
@@ -49,7 +54,7 @@ class Curve:
     @property
     def planned(self) -> int:
         """Seeds that the settings ask for; fewer are here when the run was interrupted."""
-        return len(self.settings["run"]["seeds"])
+        return len(self.settings["run"].get("seeds", [0]))
 
     def at_target(self, row: Row) -> bool:
         """Whether an evaluation is as good as the target."""
@@ -96,6 +101,8 @@ def read_curves(paths: Sequence[Path]) -> list[Curve]:
     metrics, targets = {curve.metric for curve in curves}, {curve.target for curve in curves}
     if len(metrics) > 1:
         raise RecordError(f"the runs measure different things ({', '.join(sorted(metrics))}); report them apart")
+    if len({curve.real for curve in curves}) > 1:
+        raise RecordError("some of the runs are simulated and some are real; report them apart")
     if len(targets) > 1:
         raise RecordError(
             f"the runs have different targets ({', '.join(map(str, sorted(targets)))}); report them apart"
@@ -129,12 +136,12 @@ def sent(row: Row) -> float:
 
 def megabytes(curve: Curve) -> Spread:
     """Sent until the end; a single client sends nothing to anybody."""
-    return Spread(tuple(sent(rows[-1]) for rows in curve.seeds.values()) if curve.clients > 1 else ())
+    return Spread(tuple(sent(rows[-1]) for rows in curve.seeds.values()) if curve.talks else ())
 
 
 def megabytes_to_target(curve: Curve) -> Spread:
     """Sent until the target was reached; only of the seeds that did."""
-    return Spread(tuple(sent(row) for row in _at_target(curve)) if curve.clients > 1 else ())
+    return Spread(tuple(sent(row) for row in _at_target(curve)) if curve.talks else ())
 
 
 def zero_step_share(curve: Curve) -> Spread:
@@ -174,4 +181,6 @@ def verdict(curves: Sequence[Curve]) -> str:
     sentence = ", then ".join(f"{curve.label} after {times.show('{:.0f}')}" for curve, times in reached)
     late = [curve.label for curve in order if curve not in [curve for curve, _ in reached]]
     missed = f" Not with every seed: {', '.join(late)}." if late else ""
+    if order[0].real:
+        return f"At {goal}: {sentence} seconds.{missed}"
     return f"First at {goal} per simulated time: {sentence} time units.{missed}"

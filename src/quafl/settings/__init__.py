@@ -5,6 +5,7 @@ its own sections laid over it.
 """
 
 from quafl.settings.curve import Settings
-from quafl.settings.reading import SettingsError, builtin, load
+from quafl.settings.federation import FederationSettings, agree
+from quafl.settings.reading import SettingsError, builtin, load, load_federation
 
-__all__ = ["Settings", "SettingsError", "builtin", "load"]
+__all__ = ["FederationSettings", "Settings", "SettingsError", "agree", "builtin", "load", "load_federation"]

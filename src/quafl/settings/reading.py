@@ -1,11 +1,11 @@
 """Reading settings: files, built-in experiments and overrides, and one sentence for whatever is wrong with them."""
 
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -14,8 +14,13 @@ from quafl.settings.algorithms import Algorithms, CosineSchedule, LinearSchedule
 from quafl.settings.base import Raw, Section
 from quafl.settings.codecs import CodecChoice
 from quafl.settings.curve import Settings
+from quafl.settings.federation import FederationSettings
 from quafl.settings.tasks import Tasks
-from quafl.settings.world import Absence, Change, Clients, Run
+from quafl.settings.world import Absence, Change
+
+AnySettings = TypeVar("AnySettings", Settings, FederationSettings)
+PATIENCE = 60.0  # seconds that a real server waits for answers, where the settings do not say
+_DEFAULTS: Raw = {"task": {"name": "digits"}, "algorithm": {"name": "quafl"}, "codec": {"name": "lattice"}}
 
 
 class SettingsError(Exception):
@@ -33,11 +38,22 @@ def load(source: str, overrides: Sequence[str] = ()) -> list[Settings]:
         changes = _merge(changes, _parse_override(override))
     curves = _merge(curves, changes.pop("curves", {}))
     if not curves:
-        return [_validate(_merge(raw, changes))]
+        return [_validate(Settings, _DEFAULTS, _merge(raw, changes))]
     return [
-        _validate(_merge(_merge({**raw, "label": label}, curve), changes), f" (in curve {label!r})")
+        _validate(
+            Settings, _DEFAULTS, _merge(_merge({**raw, "label": label}, curve), changes), f" (in curve {label!r})"
+        )
         for label, curve in curves.items()
     ]
+
+
+def load_federation(source: str, overrides: Sequence[str] = ()) -> FederationSettings:
+    """A real federation's settings, with `key=value` overrides laid over them."""
+    raw = _read(source)
+    for override in overrides:
+        raw = _merge(raw, _parse_override(override))
+    defaults = {**_DEFAULTS, "task": {}, "algorithm": {"name": "quafl", "patience": PATIENCE}}
+    return _validate(FederationSettings, defaults, raw)
 
 
 def builtin() -> list[str]:
@@ -89,26 +105,27 @@ def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Raw:
     return merged
 
 
-def _validate(raw: Raw, where: str = "") -> Settings:
-    defaults = {"task": {"name": "digits"}, "algorithm": {"name": "quafl"}, "codec": {"name": "lattice"}}
+def _validate(made: type[AnySettings], defaults: Raw, raw: Raw, where: str = "") -> AnySettings:
     try:
-        return Settings.model_validate(_merge(defaults, raw))
+        return made.model_validate(_merge(defaults, raw))
     except ValidationError as error:
-        raise SettingsError(_sentence(error.errors()[0]) + where) from None
+        raise SettingsError(_sentence(error.errors()[0], made) + where) from None
 
 
-def _sentence(error: ErrorDetails) -> str:
+def _sentence(error: ErrorDetails, made: type[Section]) -> str:
     """Key, value, and what is allowed."""
     place = _without_variants([str(part) for part in error["loc"]])
     key, value = ".".join(place), error["input"]
     message = error["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
     if error["type"] == "extra_forbidden":
-        allowed = _keys_beside(list(error["loc"]))
+        allowed = _keys_beside(list(error["loc"]), made)
         close = get_close_matches(place[-1], allowed, n=1)
         hint = f"did you mean '{close[0]}'? " if close else ""
         return f"unknown key {key} = {value!r}; {hint}allowed here: {', '.join(allowed)}"
     if error["type"] == "union_tag_invalid":
         return f"{key}.name = {value.get('name')!r}: must be one of {error['ctx']['expected_tags']}"
+    if error["type"] == "missing":
+        return f"{key} is missing; it is needed"
     if not place:
         return message  # a rule between keys, which names them itself
     return f"{key} = {value!r}: {message}"
@@ -125,18 +142,17 @@ def _without_variants(place: list[str]) -> list[str]:
     ]
 
 
-def _keys_beside(place: list[int | str]) -> list[str]:
+def _keys_beside(place: list[int | str], made: type[Section]) -> list[str]:
     """The keys that the table of an unknown key may have."""
     path = [str(part) for part in place[:-1] if isinstance(part, str)]
-    parent = _SECTIONS.get(path[-1], Settings) if path else Settings
+    parent = _sections(made).get(path[-1], made) if path else made
     return list(parent.model_fields)
 
 
-def _sections() -> Iterator[tuple[str, type[Section]]]:
+def _sections(made: type[Section]) -> dict[str, type[Section]]:
     """Every table, by the last word of pydantic's path to it: its key, or its variant's name."""
-    yield from (("clients", Clients), ("run", Run), ("changes", Change), ("absences", Absence))
-    for variant in (*get_args(Tasks), *get_args(Algorithms), *get_args(CodecChoice), LinearSchedule, CosineSchedule):
-        yield get_args(variant.model_fields["name"].annotation)[0], variant
-
-
-_SECTIONS = dict(_sections())
+    own = {name: field.annotation for name, field in made.model_fields.items()}
+    tables = {name: table for name, table in own.items() if isinstance(table, type) and issubclass(table, Section)}
+    variants = (*get_args(Tasks), *get_args(Algorithms), *get_args(CodecChoice), LinearSchedule, CosineSchedule)
+    named = {get_args(variant.model_fields["name"].annotation)[0]: variant for variant in variants}
+    return {"changes": Change, "absences": Absence, **tables, **named}

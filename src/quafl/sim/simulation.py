@@ -13,7 +13,7 @@ from quafl.core.optim import sgd
 from quafl.core.randomness import Generators
 from quafl.core.seams import Algorithm, Codec, Codecs, Optimizer, ServerState, Task, Totals
 from quafl.record.diagnostics import potential
-from quafl.record.rows import Row, make_row
+from quafl.record.rows import Row, make_row, worth
 from quafl.sim.clock import VirtualClock
 from quafl.sim.fleet import Diverged, SimulatedFleet
 from quafl.sim.world import World
@@ -51,8 +51,7 @@ class Plan:
 
     def worth(self, row: Row) -> float:
         """The higher, the better."""
-        metric = self.metric if self.metric in row else "loss"
-        return -row[metric] if self.lower_is_better or metric == "loss" else row[metric]
+        return worth(row, self.metric, lower_is_better=self.lower_is_better)
 
 
 @dataclass(frozen=True, slots=True)

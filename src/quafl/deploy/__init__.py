@@ -1,0 +1,1 @@
+"""The real world: the same algorithms over a network, on NVIDIA FLARE."""

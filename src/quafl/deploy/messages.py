@@ -1,0 +1,196 @@
+"""What a server and its clients say to each other: a few octets around the codec's packets (docs/wire.md).
+
+Everything that arrives is read here, by fixed layouts: nothing is unpickled, nothing executed.
+"""
+
+import json
+import struct
+from dataclasses import dataclass, fields
+from hashlib import blake2b
+from typing import Any, TypeAlias
+
+from quafl.core.seams import WireError
+
+MAGIC = b"QFED"
+VERSION = 1
+TICKET = 16  # octets
+NOT_TOLD = -1  # steps of a client that keeps its speed to itself
+
+Octets: TypeAlias = bytes | bytearray | memoryview
+
+_HEADER = struct.Struct("<4sBB2x")  # magic, version, kind
+
+
+@dataclass(frozen=True, slots=True)
+class Contact:
+    """The server's model, and what rides along with it: InteractWithServer."""
+
+    round: int
+    sampled: int
+    slowest: float
+    packet: Octets
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A client's answer to the contact that the ticket names."""
+
+    ticket: bytes
+    round: int
+    steps: int
+    distance: float
+    speed: float
+    packet: Octets
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The client has begun; its answer follows when it is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class WantsAll:
+    """The client has no model yet, or one that is too far away: it needs the server's in full precision."""
+
+    ticket: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """The client's progress was not finite; it has dropped it and has nothing to answer."""
+
+    ticket: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """A request for more bits of what was sent with, or as the answer to, the contact that the ticket names."""
+
+    ticket: bytes
+    packet: Octets
+
+
+@dataclass(frozen=True, slots=True)
+class Refinement:
+    """Those bits."""
+
+    packet: Octets
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """A client is there (or is leaving): said when it starts and every few seconds."""
+
+    text: Octets
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """What a client needs to take part."""
+
+    text: Octets
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """An answer that came by itself has been taken, now or before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Why a message was not taken, in a sentence."""
+
+    text: Octets
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The run is over."""
+
+
+Message: TypeAlias = (
+    Contact
+    | Reply
+    | Accepted
+    | WantsAll
+    | Broken
+    | Repair
+    | Refinement
+    | Hello
+    | Welcome
+    | Received
+    | Refused
+    | Finished
+)
+_LAYOUTS: dict[type[Message], struct.Struct] = {  # of the fields before the body; their order is the kind's number
+    Contact: struct.Struct("<QId"),
+    Reply: struct.Struct(f"<{TICKET}sQqdd"),
+    Accepted: struct.Struct(""),
+    WantsAll: struct.Struct(f"<{TICKET}s"),
+    Broken: struct.Struct(f"<{TICKET}s"),
+    Repair: struct.Struct(f"<{TICKET}s"),
+    Refinement: struct.Struct(""),
+    Hello: struct.Struct(""),
+    Welcome: struct.Struct(""),
+    Received: struct.Struct(""),
+    Refused: struct.Struct(""),
+    Finished: struct.Struct(""),
+}
+_KINDS = tuple(_LAYOUTS)
+_BODIES = ("packet", "text")  # what may stand at the end, of any length
+
+
+def to_bytes(message: Message) -> bytes:
+    """The octets of a message."""
+    made = type(message)
+    values = [getattr(message, f.name) for f in fields(made)]
+    body = values.pop() if _has_body(made) else b""
+    return b"".join((_HEADER.pack(MAGIC, VERSION, _KINDS.index(made)), _LAYOUTS[made].pack(*values), body))
+
+
+def from_bytes(octets: Octets) -> Message:
+    """The message, or a WireError that says what is wrong with it."""
+    if len(octets) < _HEADER.size:
+        raise WireError(f"message has {len(octets)} octets, a header alone has {_HEADER.size}; was it cut off?")
+    view = memoryview(octets)
+    magic, version, kind = _HEADER.unpack_from(view)
+    if magic != MAGIC:
+        raise WireError(f"message begins with {magic!r}, expected {MAGIC!r}; is the peer a QuAFL node?")
+    if version != VERSION:
+        raise WireError(f"message has version {version}, this end speaks {VERSION}; upgrade the older")
+    if kind >= len(_KINDS):
+        raise WireError(f"message is of kind {kind}, known are 0 to {len(_KINDS) - 1}")
+    made: Any = _KINDS[kind]
+    layout, rest = _LAYOUTS[made], view[_HEADER.size :]
+    if len(rest) < layout.size or (len(rest) > layout.size and not _has_body(made)):
+        raise WireError(f"a {made.__name__} has {len(rest)} octets after its header, expected {layout.size}")
+    body = (rest[layout.size :],) if _has_body(made) else ()
+    message: Message = made(*layout.unpack_from(rest), *body)
+    return message
+
+
+def ticket_of(contact: Octets) -> bytes:
+    """The name of a contact: a digest of its octets. The same round of the same run asked again, after a restart say,
+    has the same one; another model has another."""
+    return blake2b(contact, digest_size=TICKET).digest()
+
+
+def as_text(values: dict[str, Any]) -> bytes:
+    """For the body of a Hello or a Welcome."""
+    return json.dumps(values).encode()
+
+
+def from_text(text: Octets) -> dict[str, Any]:
+    """What `as_text` wrote, or a WireError."""
+    try:
+        values = json.loads(bytes(text))
+    except ValueError as error:
+        raise WireError(f"message has a text that is not JSON ({error})") from error
+    if not isinstance(values, dict):
+        raise WireError("message has a text that is not a table")
+    return values
+
+
+def _has_body(made: type[Message]) -> bool:
+    names = [f.name for f in fields(made)]
+    return bool(names) and names[-1] in _BODIES

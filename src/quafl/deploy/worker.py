@@ -1,0 +1,485 @@
+"""A client of a real federation: it trains in the background, and answers the server's contacts at once.
+
+A local step is computed on a snapshot of the client's state, and counts only if the state is still the same when it is
+done: a contact takes the state as it is, without waiting, and the step under way is dropped, as in the simulator.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from threading import Condition, Lock, Thread
+from time import monotonic
+from typing import Any, NamedTuple, TypeAlias
+from uuid import uuid4
+
+import torch
+from torch import Tensor
+
+from quafl.codec import Identity, wire
+from quafl.codec.identity import IDENTITY
+from quafl.core.client import contact, local_step, newcomer
+from quafl.core.randomness import Generators, derive
+from quafl.core.seams import Algorithm, ClientState, Codecs, DecodeError, Note, Optimizer, Packet, Task, WireError
+from quafl.deploy import messages
+from quafl.deploy.messages import (
+    NOT_TOLD,
+    Accepted,
+    Broken,
+    Contact,
+    Finished,
+    Hello,
+    Message,
+    Octets,
+    Received,
+    Refinement,
+    Refused,
+    Repair,
+    Reply,
+    WantsAll,
+    Welcome,
+)
+from quafl.record.checkpoints import Checkpoints
+
+_log = logging.getLogger(__name__)
+
+HELLO_SECONDS = 2.0  # between two signs of life
+PATIENCE = 30.0  # for the server's answers
+FAR = 0.5  # of a message's blocks; if more do not decode, the model in full costs less than their repair
+
+
+class Unreachable(Exception):
+    """The other end did not answer."""
+
+
+class Rejected(Exception):
+    """The server does not want this client: its reason, in a sentence."""
+
+
+Ask: TypeAlias = Callable[[bytes, float], Octets]  # octets to the server, seconds to wait -> its answer, or Unreachable
+
+
+class Terms(NamedTuple):
+    """What the server has its clients do."""
+
+    algorithm: Algorithm
+    codecs: Codecs
+    optimizer: Optimizer
+
+
+class _TooFar(Exception):
+    """A repair would cost more than the whole model."""
+
+
+class _Superseded(Exception):
+    """The server has sent something newer."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """A contact that is answered when the client is done."""
+
+    message: Contact
+    packet: Packet
+    ticket: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """The last answer: repeated when asked again, and the vector behind it, for repairs."""
+
+    ticket: bytes
+    octets: bytes
+    report: Tensor | None
+
+
+class Worker:
+    """One client. `agree` makes the terms of the text that the server sends."""
+
+    def __init__(
+        self,
+        task: Task,
+        folder: Path,
+        agree: Callable[[dict[str, Any]], Terms],
+        ask: Ask,
+        *,
+        step_seconds: float = 0.0,
+        tell_speed: bool = True,
+        checkpoint_seconds: float = 30.0,
+    ) -> None:
+        self._task, self._agree, self._ask = task, agree, ask
+        self._step_seconds, self._tell_speed, self._checkpoint_seconds = step_seconds, tell_speed, checkpoint_seconds
+        self._checkpoints = Checkpoints(folder)
+        self._changed = Condition()  # guards what follows
+        self._state: ClientState | None = None  # a single row; None until the server's model has arrived
+        self._pending: _Task | None = None
+        self._given: _Given | None = None
+        self._answering = False
+        self._stopping = False
+        self._one_at_a_time = Lock()
+        self._terms: Terms | None = None
+        self._text: dict[str, Any] = {}
+        self._run = ""
+        self._rng = Generators(0)
+        self._model, self._buffers = task.initial()
+        self._session = uuid4().hex
+        self._counting = Lock()
+        self.sent = self.received = 0  # octets
+        self._restored: dict[str, Any] | None = None
+        self._saved: ClientState | None = None
+        self._threads = [
+            Thread(target=self._train, name="trainer", daemon=True),
+            Thread(target=self._keep_saving, name="saver", daemon=True),
+        ]
+        self.finished = False  # the server has said so
+        self.failure: Exception | None = None  # of the user's task
+
+    # Life
+
+    def begin(self) -> None:
+        """Start training, as soon as there is something to train."""
+        self._restored = self._checkpoints.newest()
+        for thread in self._threads:
+            thread.start()
+
+    def end(self) -> None:
+        """Stop, and save."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join(PATIENCE)
+        self._save(clean=True)
+
+    def say_hello(self, *, leaving: bool = False) -> None:
+        """Tell the server that this client is there, and hear what it wants; Unreachable or Rejected otherwise."""
+        hello = {
+            "dim": len(self._model),
+            "buffers": len(self._buffers),
+            "session": self._session,
+            "leaving": leaving,
+        }
+        match self._exchange(Hello(messages.as_text(hello))):
+            case Welcome(text):
+                self._agree_to(messages.from_text(text))
+            case Refused(text):
+                raise Rejected(bytes(text).decode(errors="replace"))
+            case Finished():
+                self.finished = True
+            case other:
+                raise WireError(f"the server answered a Hello with a {type(other).__name__}")
+
+    def status(self) -> dict[str, Any]:
+        """For the log."""
+        with self._changed:
+            state = self._state
+        done = {} if state is None else {"steps": int(state.steps), "contacts": int(state.contacts)}
+        return {**done, "sent": self.sent, "received": self.received}
+
+    # What the server says
+
+    def hear(self, octets: Octets) -> bytes:
+        """The answer to a message from the server."""
+        try:
+            answer = self._hear(octets)
+        except (WireError, DecodeError, Unreachable) as error:
+            _log.warning("a message from the server was dropped: %s", error)
+            answer = messages.to_bytes(Refused(str(error).encode()))
+        self._count(sent=answer, received=octets)
+        return answer
+
+    def _hear(self, octets: Octets) -> bytes:
+        match messages.from_bytes(octets):
+            case Contact() as message:
+                with self._one_at_a_time:
+                    return self._contacted(message, messages.ticket_of(octets))
+            case Repair() as message:
+                return messages.to_bytes(self._refine(message))
+            case Finished():
+                self.finished = True
+                return messages.to_bytes(Received())
+            case other:
+                raise WireError(f"a {type(other).__name__} is nothing that a server says")
+
+    def _contacted(self, message: Contact, ticket: bytes) -> bytes:
+        given = self._given
+        if given is not None and given.ticket == ticket:
+            return given.octets  # asked again: the same answer
+        terms = self._terms
+        if terms is None:
+            raise WireError("this client has not agreed on the terms yet")
+        packet = self._packet(message.packet)
+        with self._changed:
+            state = self._state  # Y^i is frozen here
+            if self._stopping:
+                raise WireError("this client is stopping")
+            if state is None and packet.codec != IDENTITY:
+                return messages.to_bytes(WantsAll(ticket))
+            if terms.algorithm.answers == "when done":
+                self._pending = _Task(message, packet, ticket)
+                self._changed.notify_all()
+                return messages.to_bytes(Accepted())
+            self._answering = True
+        try:
+            return self._answer(state, message, packet, ticket, terms)
+        except _TooFar:
+            return messages.to_bytes(WantsAll(ticket))
+        finally:
+            with self._changed:
+                self._answering = False
+                self._changed.notify_all()
+
+    def _answer(
+        self, state: ClientState | None, message: Contact, packet: Packet, ticket: bytes, terms: Terms
+    ) -> bytes:
+        """InteractWithServer, for one client."""
+        joined = state is None
+        if state is None:
+            model = Identity().decode(packet, key=self._model)
+            state = self._newcomer(model, packet.exact, terms)
+        whole = packet.codec == IDENTITY
+
+        def refine(row: int, request: Packet) -> Packet:
+            if request.sent == packet.bits and len(request.symbols) > FAR * packet.checks.shape[-1]:
+                raise _TooFar
+            match self._exchange(Repair(ticket, wire.to_bytes(request))):
+                case Refinement(bits):
+                    return wire.from_bytes(bits)
+                case other:
+                    raise DecodeError(f"asked for a repair, got a {type(other).__name__}")
+
+        sound, answer, report, after = contact(
+            state,
+            packet,
+            Note(round=message.round, sampled=message.sampled, slowest=message.slowest),
+            refine,
+            algorithm=terms.algorithm,
+            codecs=Codecs(up=terms.codecs.up, down=Identity()) if whole else terms.codecs,
+            optimizer=terms.optimizer,
+            rng=self._rng["dither"],
+            train=self._take_budget,
+        )
+        if joined:  # a contact that found nothing, because there was nothing, says nothing about the speed
+            after = replace(
+                after, contacts=torch.zeros_like(after.contacts), expected_steps=torch.zeros_like(after.expected_steps)
+            )
+        spoken: Message = Broken(ticket)
+        if sound.all():
+            spoken = Reply(
+                ticket=ticket,
+                round=message.round,
+                steps=int(answer.steps) if self._tell_speed else NOT_TOLD,
+                distance=float(answer.distance),
+                speed=float(answer.speed) if self._tell_speed else torch.nan,
+                packet=wire.to_bytes(answer.packet[0]),
+            )
+            if not self._tell_speed:
+                _log.info("round %d: %d steps, mean %.2f", message.round, answer.steps, float(after.expected_steps))
+        else:
+            _log.warning("round %d: the progress is not finite; it is dropped", message.round)
+        octets = messages.to_bytes(spoken)
+        with self._changed:
+            self._state = after
+            self._given = _Given(ticket, octets, report[0] if sound.all() else None)
+            self._changed.notify_all()
+        return octets
+
+    def _refine(self, message: Repair) -> Refinement:
+        given, terms = self._given, self._terms
+        if given is None or given.report is None or terms is None or given.ticket != message.ticket:
+            raise WireError("a repair was asked for an answer that this client no longer has")
+        request = self._packet(message.packet)
+        if request.kind != "request":
+            raise WireError(f"a repair was asked for with a {request.kind}")
+        return Refinement(wire.to_bytes(terms.codecs.up.refine(given.report, request)))
+
+    def _packet(self, octets: Octets) -> Packet:
+        packet = wire.from_bytes(octets)
+        if packet.dim != len(self._model) or (packet.kind == "base" and len(packet.exact) != len(self._buffers)):
+            raise WireError(
+                f"message has d={packet.dim} and {len(packet.exact)} exact values, this client's model has "
+                f"{len(self._model)} and {len(self._buffers)}; do both ends use the same model?"
+            )
+        return packet
+
+    # Training
+
+    def _train(self) -> None:
+        try:
+            self._keep_training()
+        except Exception as error:  # whatever the user's task raises: the process ends with it
+            _log.exception("training failed")
+            self.failure = error
+
+    def _keep_training(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._stopping or self._something_to_do())
+                if self._stopping:
+                    return
+                task, before = self._pending, self._state
+            if task is not None:
+                self._do(task)
+            else:
+                assert before is not None
+                self._advance(before)
+
+    def _something_to_do(self) -> bool:
+        if self._answering or self._terms is None:
+            return False
+        if self._pending is not None:
+            return True
+        wants_more = self._state is not None and bool(self._state.taken < self._state.budget)
+        return wants_more and self._terms.algorithm.answers == "at once"
+
+    def _advance(self, before: ClientState) -> None:
+        """One local step; dropped if the state has changed meanwhile."""
+        began = monotonic()
+        after = self._step(before)
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._stopping or self._state is not before,
+                timeout=max(0.0, self._step_seconds - (monotonic() - began)),
+            )
+            if self._state is before and not self._answering:
+                self._state = after
+
+    def _step(self, state: ClientState) -> ClientState:
+        terms = self._terms
+        assert terms is not None
+        batch = self._task.batch(0, int(state.steps))
+        return local_step(state[0], self._task, batch, terms.optimizer).each(lambda tensor: tensor.unsqueeze(0))
+
+    def _do(self, task: _Task) -> None:
+        """A contact that is answered when done."""
+        terms = self._terms
+        assert terms is not None
+        try:
+            octets = self._answer(self._state, task.message, task.packet, task.ticket, terms)
+        except _TooFar:
+            octets = messages.to_bytes(WantsAll(task.ticket))
+        except _Superseded:
+            return
+        except (WireError, DecodeError, Unreachable) as error:
+            _log.warning("round %d cannot be answered: %s", task.message.round, error)
+            octets = b""
+        if octets:
+            self._deliver(task, octets)
+        with self._changed:
+            if self._pending is task:
+                self._pending = None
+
+    def _take_budget(self, state: ClientState) -> ClientState:
+        task = self._pending
+        while int(state.taken) < int(state.budget):
+            began = monotonic()
+            state = self._step(state)
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: self._stopping or self._pending is not task,
+                    timeout=max(0.0, self._step_seconds - (monotonic() - began)),
+                )
+                if self._stopping or self._pending is not task:
+                    raise _Superseded
+        return state
+
+    def _deliver(self, task: _Task, octets: bytes) -> None:
+        """Until the server has it, or has sent something newer."""
+        while True:
+            try:
+                match self._say(octets):
+                    case Refused(text):
+                        _log.warning("the answer to round %d was refused: %s", task.message.round, bytes(text).decode())
+                return
+            except (Unreachable, WireError):
+                with self._changed:
+                    if self._changed.wait_for(
+                        lambda: self._stopping or self._pending is not task, timeout=HELLO_SECONDS
+                    ):
+                        return
+
+    # Terms and state
+
+    def _agree_to(self, text: dict[str, Any]) -> None:
+        if text == self._text:
+            return
+        terms, run = self._agree(text), str(text["run"])
+        with self._one_at_a_time, self._changed:
+            if run != self._run:
+                self._run, self._state, self._given, self._pending = run, None, None, None
+                self._rng = Generators(derive(run, "client", torch.seed()))
+                self._restore(run, text, terms)
+            elif self._state is not None:  # other settings of the same run: the model stays, the optimizer begins anew
+                self._state = self._newcomer(self._state.base[0], self._state.buffers[0], terms)
+            self._terms, self._text = terms, text
+            self._changed.notify_all()
+        _log.info("taking part in run %s: %s", run, type(terms.algorithm).__name__)
+
+    def _newcomer(self, model: Tensor, buffers: Tensor, terms: Terms) -> ClientState:
+        fresh = newcomer(model, buffers, terms.optimizer).each(lambda tensor: tensor.unsqueeze(0))
+        return replace(fresh, budget=terms.algorithm.budget(torch.ones(1)))
+
+    def _restore(self, run: str, text: dict[str, Any], terms: Terms) -> None:
+        """Continue from the last checkpoint, if it is of this run. After a crash, nobody knows whether the progress in
+        it has been sent: it is dropped. Nothing is applied twice."""
+        kept, self._restored = self._restored, None
+        if kept is None or kept["run"] != run:
+            return
+        state = ClientState.from_tree(kept["state"])
+        if kept["text"] != messages.as_text(text).decode():
+            state = self._newcomer(state.base[0], state.buffers[0], terms)
+        elif not kept["clean"]:
+            state = replace(state, progress=torch.zeros_like(state.progress), taken=torch.zeros_like(state.taken))
+        if kept["given"] is not None:
+            ticket, octets, report = kept["given"]
+            self._given = _Given(_to_octets(ticket), _to_octets(octets), report)
+        self._state = state
+        self._rng.restore(kept["rng"])
+        _log.info("going on from a checkpoint: %d steps, %s", int(state.steps), "clean" if kept["clean"] else "crashed")
+
+    def _keep_saving(self) -> None:
+        while True:
+            with self._changed:
+                if self._changed.wait_for(lambda: self._stopping, timeout=self._checkpoint_seconds):
+                    return
+            self._save(clean=False)
+
+    def _save(self, *, clean: bool) -> None:
+        """The state is never changed in place, so that it can be written while training goes on."""
+        with self._one_at_a_time, self._changed:  # between two contacts
+            state, given, run, rng = self._state, self._given, self._run, self._rng.state()
+            text = messages.as_text(self._text).decode()
+        if state is None or (state is self._saved and not clean):
+            return
+        self._checkpoints.save(
+            {
+                "run": run,
+                "text": text,
+                "clean": clean,
+                "state": state.tree(),
+                "rng": rng,
+                "given": given and (_to_tensor(given.ticket), _to_tensor(given.octets), given.report),
+            }
+        )
+        self._saved = state
+
+    def _exchange(self, message: Message) -> Message:
+        return self._say(messages.to_bytes(message))
+
+    def _say(self, octets: bytes) -> Message:
+        answer = self._ask(octets, PATIENCE)
+        self._count(sent=octets, received=answer)
+        return messages.from_bytes(answer)
+
+    def _count(self, *, sent: Octets, received: Octets) -> None:
+        with self._counting:
+            self.sent += len(sent)
+            self.received += len(received)
+
+
+def _to_tensor(octets: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(octets), dtype=torch.uint8)
+
+
+def _to_octets(tensor: Tensor) -> bytes:
+    return tensor.numpy().tobytes()

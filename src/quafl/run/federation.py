@@ -1,0 +1,329 @@
+"""A real federation's processes: the server's, a client's, and all of them at once on this machine."""
+
+import json
+import logging
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from importlib import resources
+from math import isnan
+from pathlib import Path
+from socket import socket
+from threading import Event, Thread
+from time import time
+from typing import Any, TypeAlias
+from uuid import uuid4
+
+import safetensors.torch
+
+from quafl.core.seams import ServerState
+from quafl.deploy import provision
+from quafl.deploy.clock import WallClock
+from quafl.deploy.coordinator import Coordinator, Diverged
+from quafl.deploy.flare import SERVER, is_free, run_client, run_server
+from quafl.deploy.fleet import AskClient, NetworkFleet
+from quafl.deploy.journal import Journal
+from quafl.deploy.messages import Octets
+from quafl.deploy.provision import Kit
+from quafl.deploy.worker import HELLO_SECONDS, Rejected, Unreachable, Worker
+from quafl.record.checkpoints import Checkpoints
+from quafl.record.files import write_atomically
+from quafl.record.rows import Row, write_rows
+from quafl.run.folders import ROWS, SETTINGS, VERSIONS, RunError, versions
+from quafl.settings import FederationSettings, agree
+from quafl.tasks import local
+from quafl.tasks.demo import CLIENTS
+
+_log = logging.getLogger(__name__)
+
+RUN, STATUS = "run", "status.json"
+STATUS_SECONDS = 1.0  # between two of them
+STALE_SECONDS = 10.0  # after which nobody is taken to be writing them
+DEMO_STEPS = (0.01, 0.01, 0.04, 0.08)  # seconds that a local step takes each of the demo's clients
+EXIT_SECONDS = 20.0  # that the demo waits for its clients to end
+LARGEST_WELCOME = 10_000_000  # octets that a client takes besides models
+
+Status: TypeAlias = dict[str, Any]  # what 'quafl federation status' and the live table show
+
+
+class ServerProcess:
+    """The server. It is made whole before the engine starts, so that what is wrong is said at once."""
+
+    def __init__(
+        self,
+        kit: Kit,
+        settings: FederationSettings,
+        out: Path,
+        on_status: Callable[[Status], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        self.stop = Event()
+        self._kit, self._settings, self._out, self._on_status, self._on_end = kit, settings, out, on_status, on_end
+        self._task = local.make(settings.task.make, SERVER, settings.run.seed)
+        self._ask: AskClient
+        out.mkdir(parents=True, exist_ok=True)
+        checkpoints = Checkpoints(out / "checkpoints")
+        kept = checkpoints.newest()
+        run = uuid4().hex if kept is None else str(kept["made_with"]["run"])
+        terms, start = settings.terms(), ServerState(*self._task.initial())
+        self._fleet = NetworkFleet(
+            self._call,
+            terms.algorithm,
+            terms.codecs,
+            start,
+            Journal(out / "journal.bin"),
+            settings.welcome(run),
+            self.stop,
+            settings.clients.build(),
+        )
+        self._coordinator = Coordinator(
+            self._task,
+            terms.algorithm,
+            terms.codecs,
+            settings.run.build(),
+            self._fleet,
+            WallClock(self.stop),
+            checkpoints,
+            {"run": run, "algorithm": settings.algorithm.name},
+            self._record,
+        )
+        if kept is not None:
+            self._check_same(kept, start)
+            self._coordinator.restore(kept)
+        with write_atomically(out / SETTINGS) as stream:
+            stream.write(settings.to_toml())
+        with write_atomically(out / VERSIONS) as stream:
+            json.dump(versions(), stream, indent=2)
+
+    def serve(self) -> int:
+        """Until the end; gives the exit code."""
+        provision.settle(self._kit)
+        limit = int(self._settings.clients.largest_message_mb * 1_000_000)
+        return run_server(self._kit.path, self, largest_message=limit)
+
+    def run(self, ask: AskClient) -> int:
+        """The engine is up."""
+        self._ask = ask
+        over = Event()
+        watcher = Thread(target=self._watch, args=(over,), name="status", daemon=True)
+        watcher.start()
+        try:
+            ended = self._coordinator.run()
+        except Diverged as error:
+            _log.error("training diverged: %s", error)
+            return 1
+        finally:
+            over.set()
+            watcher.join()
+            self._tell(running=False)
+            self._fleet.close()
+        self._keep_models()
+        if ended:
+            self._on_end()
+        else:
+            _log.info("stopped in round %d; start again to go on", self._coordinator.server.round)
+        return 0
+
+    def _call(self, name: str, octets: bytes, within: float) -> Octets:
+        return self._ask(name, octets, within)  # which is known once the engine is up
+
+    def hear(self, name: str, octets: Octets) -> bytes:
+        """A client has said something."""
+        return self._fleet.hear(name, octets)
+
+    def is_welcome(self, name: str) -> bool:
+        """Everybody with a certificate who has not been revoked."""
+        return name not in provision.revoked(self._kit.path)
+
+    def _check_same(self, kept: dict[str, Any], start: ServerState) -> None:
+        before, now = kept["made_with"]["algorithm"], self._settings.algorithm.name
+        if before != now:
+            raise RunError(
+                f"{self._out} holds a run of {before}, not of {now}; choose another --out, or go on with that"
+            )
+        if len(kept["server"]["model"]) != len(start.model):
+            raise RunError(
+                f"{self._out} holds a run of a model with {len(kept['server']['model'])} parameters, this one has "
+                f"{len(start.model)}; choose another --out, or go on with that"
+            )
+
+    def _record(self, row: Row) -> None:
+        write_rows(self._out / ROWS, self._coordinator.rows)
+        score = ", ".join(f"{name} {row[name]:.3f}" for name in ("accuracy", "loss") if name in row)
+        sent = (row["bytes_up"] + row["bytes_down"]) / 1e6
+        _log.info("round %d, %.0f s: %s, %.2f MB", row["round"], row["time"], score or "no test data", sent)
+
+    def _keep_models(self) -> None:
+        coordinator = self._coordinator
+        for which, state in ("last", coordinator.server), ("best", coordinator.best):
+            path = self._out / f"model-seed{self._settings.run.seed}-{which}.safetensors"
+            with write_atomically(path, "wb") as stream:
+                stream.write(safetensors.torch.save(self._task.export(state.model, state.buffers)))
+
+    def _watch(self, over: Event) -> None:
+        while not over.wait(STATUS_SECONDS):
+            self._tell(running=True)
+
+    def _tell(self, *, running: bool) -> None:
+        status = self._status(running)
+        with write_atomically(self._out / STATUS) as stream:
+            json.dump(status, stream, indent=2)
+        self._on_status(status)
+
+    def _status(self, running: bool) -> Status:
+        coordinator, totals = self._coordinator, self._fleet.totals
+        return {
+            "running": running,
+            "at": time(),
+            "round": coordinator.server.round,
+            "seconds": coordinator.seconds,
+            "score": {} if not coordinator.rows else {k: coordinator.rows[-1].get(k) for k in ("accuracy", "loss")},
+            "bytes_up": totals.up,
+            "bytes_down": totals.down,
+            "refined": totals.refined,
+            "lost": totals.lost,
+            "clients": [
+                {
+                    "name": member.name,
+                    "there": self._fleet.is_live(member),
+                    "contacts": member.contacts,
+                    "steps": member.steps,
+                    "speed": None if isnan(member.speed) else member.speed,
+                    "dropped": member.dropped,
+                }
+                for member in self._fleet.members()
+            ],
+        }
+
+
+class ClientProcess:
+    """A client, likewise."""
+
+    def __init__(
+        self,
+        kit: Kit,
+        make_task: str,
+        folder: Path,
+        *,
+        step_seconds: float,
+        tell_speed: bool,
+        largest_message_mb: float,
+    ) -> None:
+        self.stop = Event()
+        self._kit, self._limit = kit, int(largest_message_mb * 1_000_000)
+        self._ask: AskClient
+        self._worker = Worker(
+            local.make(make_task, kit.name),
+            folder,
+            agree,
+            lambda octets, within: self._ask(SERVER, octets, within),
+            step_seconds=step_seconds,
+            tell_speed=tell_speed,
+        )
+
+    def take_part(self) -> int:
+        """Until the end; gives the exit code."""
+        return run_client(self._kit.path, self._kit.name, self, largest_message=self._limit)
+
+    def run(self, ask: AskClient) -> int:
+        """The engine is up."""
+        self._ask = ask
+        worker = self._worker
+        worker.begin()
+        reached = None
+        while not (self.stop.is_set() or worker.finished or worker.failure):
+            try:
+                worker.say_hello()
+                if not reached:
+                    _log.info("the server is there")
+                reached = True
+            except Unreachable as error:
+                if reached is not False:
+                    _log.warning("the server %s; training goes on, trying again", error)
+                reached = False
+            except Rejected as error:
+                _log.error("the server does not want this client: %s", error)
+                return 1
+            self.stop.wait(HELLO_SECONDS)
+        worker.end()
+        if worker.failure is not None:
+            return 1
+        if worker.finished:
+            _log.info("the run is over: %s", worker.status())
+            return 0
+        with suppress(Unreachable):
+            worker.say_hello(leaving=True)
+        _log.info("stopped: %s", worker.status())
+        return 0
+
+    def hear(self, name: str, octets: Octets) -> bytes:
+        """The server has said something."""
+        return self._worker.hear(octets)
+
+    def is_welcome(self, name: str) -> bool:
+        """The server, and nobody else."""
+        return name == SERVER
+
+
+def check_port(kit: Kit) -> None:
+    """A second server on the same port would not be noticed by either."""
+    if not is_free(kit.port):
+        raise RunError(f"port {kit.port} is in use; is the server running already?")
+
+
+def read_status(out: Path) -> Status | None:
+    """What a server last said of its run, if it has run here."""
+    if not (out / STATUS).exists():
+        return None
+    status: Status = json.loads((out / STATUS).read_text(encoding="utf-8"))
+    fresh = time() - status["at"] < STALE_SECONDS
+    return {**status, "running": status["running"] and fresh}
+
+
+def demo(out: Path, *, overwrite: bool) -> int:
+    """A whole federation on this machine: provisioned, a server and four clients, a process each."""
+    folder = out / "federation"
+    if out.exists() and any(out.iterdir()):
+        if not overwrite:
+            raise RunError(f"{out} is not empty; choose another --out, or add --overwrite to replace it")
+        shutil.rmtree(out)
+    with socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    provision.init(folder, f"localhost:{port}", CLIENTS)
+    clients = []
+    with resources.as_file(resources.files("quafl") / "presets" / "federation" / "demo.toml") as settings:
+        try:
+            for name, seconds in zip(CLIENTS, DEMO_STEPS, strict=True):
+                kit = folder / provision.CLIENTS / name
+                arguments = ["--task", "quafl.tasks.demo:digits_of", "--step-seconds", str(seconds)]
+                with (kit / "console.txt").open("wb") as console:
+                    clients.append(
+                        subprocess.Popen(
+                            [*_QUAFL, "client", str(kit), *arguments],
+                            stdout=console,
+                            stderr=console,
+                            start_new_session=True,  # Ctrl-C is the server's
+                        )
+                    )
+            server = [*_QUAFL, "server", str(folder / SERVER), "--settings", str(settings), "--out", str(out)]
+            code = _until_it_ends(subprocess.Popen(server))
+            for client in clients:
+                client.wait(EXIT_SECONDS)
+            return code
+        finally:
+            for client in clients:
+                client.kill()
+
+
+_QUAFL = (sys.executable, "-m", "quafl.cli")
+
+
+def _until_it_ends(process: subprocess.Popen[bytes]) -> int:
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            pass  # it has been interrupted, too, and ends in good order

@@ -1,0 +1,120 @@
+"""A real federation's settings: what its server is started with, and tells its clients."""
+
+from math import inf
+from typing import Annotated, Any, Literal, Self, TypeAlias
+
+import tomli_w
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
+
+from quafl.core.seams import Codecs, WireError
+from quafl.deploy.coordinator import Plan
+from quafl.deploy.fleet import Limits
+from quafl.deploy.worker import Terms
+from quafl.settings.algorithms import FedAvgSettings, FedBuffSettings, QuAFLSettings
+from quafl.settings.base import NotNegative, Positive, Section
+from quafl.settings.codecs import CodecChoice, LatticeSettings
+from quafl.sim import codecs_for
+
+DeployedAlgorithms: TypeAlias = QuAFLSettings | FedAvgSettings | FedBuffSettings
+
+
+class FederationTask(Section):
+    """What is learned: the function that makes the server's model and test data."""
+
+    make: str  # package.module:function
+
+
+class FederationClients(Section):
+    """Who takes part, and what is put up with: see deploy.fleet."""
+
+    start_with: int = Field(default=1, ge=1)
+    most: int = Field(default=1000, ge=1)
+    silence: Positive = 10.0
+    contact_seconds: Positive = 30.0
+    far: Positive = 20.0
+    faults: int = Field(default=3, ge=1)
+    exclusion: NotNegative = 60.0
+    largest_message_mb: Positive = 2000.0
+
+    def build(self) -> Limits:
+        """The server's limits."""
+        return Limits(
+            clients=self.most,
+            start_with=self.start_with,
+            silence=self.silence,
+            contact_seconds=self.contact_seconds,
+            far=self.far,
+            faults=self.faults,
+            exclusion=self.exclusion,
+        )
+
+
+class FederationRun(Section):
+    """How long, how often, what is looked at. All times are seconds."""
+
+    clock: Literal["wall"] = "wall"
+    until: Annotated[float, Field(gt=0)] = inf
+    rounds: int | None = Field(default=None, ge=1)
+    every: Positive = 10.0  # between two evaluations
+    metric: str = "accuracy"
+    target: float = Field(default=0.9, allow_inf_nan=False)
+    lower_is_better: bool = False
+    stop_at_target: bool = False
+    checkpoint_seconds: NotNegative = 10.0
+    seed: int = 0
+
+    def build(self) -> Plan:
+        """The server's plan."""
+        return Plan(**{name: getattr(self, name) for name in type(self).model_fields if name != "clock"})
+
+
+class FederationSettings(Section):
+    """All of it."""
+
+    label: str = "QuAFL"
+    task: FederationTask
+    clients: FederationClients = FederationClients()
+    algorithm: DeployedAlgorithms = Field(default=QuAFLSettings(), discriminator="name")
+    codec: CodecChoice = Field(default=LatticeSettings(), discriminator="name")
+    run: FederationRun = FederationRun()
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.algorithm.patience == inf:
+            raise ValueError("algorithm.patience = inf: must be finite, real clients vanish")
+        if isinstance(self.algorithm, QuAFLSettings) and self.algorithm.speeds != "measured":
+            raise ValueError(f"algorithm.speeds = {self.algorithm.speeds!r}: must be 'measured' where clients are real")
+        self.terms()
+        return self
+
+    def terms(self) -> Terms:
+        """What the clients do, and the server with them."""
+        algorithm = self.algorithm.build()
+        return Terms(algorithm, codecs_for(algorithm, self.codec.build()), self.algorithm.build_optimizer())
+
+    def welcome(self, run: str) -> dict[str, Any]:
+        """What a client is told."""
+        return {
+            "run": run,
+            "algorithm": self.algorithm.model_dump(mode="json"),
+            "codec": self.codec.model_dump(mode="json"),
+        }
+
+    def to_toml(self) -> str:
+        """Every setting, defaults too; a file that can be used again."""
+        return tomli_w.dumps(self.model_dump(exclude_none=True))
+
+
+_ALGORITHM: TypeAdapter[DeployedAlgorithms] = TypeAdapter(Annotated[DeployedAlgorithms, Field(discriminator="name")])
+_CODEC: TypeAdapter[CodecChoice] = TypeAdapter(Annotated[CodecChoice, Field(discriminator="name")])
+
+
+def agree(welcome: dict[str, Any]) -> Terms:
+    """What a client makes of a welcome; checked as a file would be."""
+    try:
+        local, codec = _ALGORITHM.validate_python(welcome["algorithm"]), _CODEC.validate_python(welcome["codec"])
+        algorithm = local.build()
+        codecs: Codecs = codecs_for(algorithm, codec.build())
+        return Terms(algorithm, codecs, local.build_optimizer())
+    except (KeyError, ValueError, ValidationError) as error:
+        raise WireError(f"the server's settings cannot be used here ({error}); upgrade the older of the two") from error
