@@ -89,16 +89,19 @@ class Coordinator:
         self._clock.restore(kept["clock"])
         self._fleet.reach(self.server)
         self._fleet.restore(kept["fleet"])
-        _log.info("going on from round %d, after %.0f s", self.server.round, kept["clock"])
 
     def run(self) -> bool:
         """Until the end, which is True; False when asked to stop before."""
-        self._reach(self.server)
-        if not self.rows:
-            self._evaluate()
         codecs = Codecs(up=Identity(), down=self._codecs.down)  # the fleet has decoded what comes up
         saved_at = monotonic()
+        self._reach(self.server)
         try:
+            if self.rows:
+                _log.info("going on from round %d, after %.0f s", self.server.round, self._clock.now())
+            else:
+                self._fleet.available()  # the clock starts when there is somebody
+                self._clock.restore(0.0)
+                self._evaluate()
             if not self._is_over():
                 for state in self._algorithm.rounds(self.server, self._fleet, codecs, self._clock, self._rng):
                     self._reach(state)

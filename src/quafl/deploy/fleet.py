@@ -7,7 +7,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from math import inf, isfinite, isnan, nan
-from statistics import median
 from threading import Condition, Event
 from time import monotonic
 from typing import Any, TypeAlias
@@ -59,7 +58,7 @@ _log = logging.getLogger(__name__)
 AskClient: TypeAlias = Callable[[str, bytes, float], Octets]  # to whom, octets, seconds to wait; or Unreachable
 
 GLANCE = 0.5  # seconds between two looks at whether to stop
-USUAL = 64  # accepted replies that the usual distance is taken from
+USUAL = 64  # accepted replies whose distances are remembered
 FEW = 8  # of them, below which nobody knows what is usual
 LONGEST_EXCLUSION = 3600.0  # seconds
 
@@ -220,6 +219,7 @@ class NetworkFleet:
     def close(self) -> None:
         """No more contacts."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._journal.close()
 
     def state(self) -> dict[str, Any]:
         """For `restore`."""
@@ -428,7 +428,7 @@ class NetworkFleet:
         key = self._server.model if question.server is None else question.server.model
         vector = up.decode(packet, key=key, refine=self._refine_of(member, reply.ticket, packet))
         away = float((vector - key).norm() if self._sends_models else vector.norm())
-        self._believe(away, float(key.norm()))
+        self._believe(away, max(float(key.norm()), len(key) ** 0.5))
         return _Arrival(
             member=member,
             ticket=reply.ticket,
@@ -457,14 +457,15 @@ class NetworkFleet:
         return refine
 
     def _believe(self, away: float, size: float) -> None:
-        """Compare with what is usual; at first, with the size of the model itself."""
+        """Compare with the farthest of late; at first, with the size of a model. A client that has just come has not
+        gone anywhere, which says nothing."""
+        far = self._limits.far
         with self._changed:
-            usual = median(self._usual) if len(self._usual) >= FEW else max(size, 1.0)
-            if not isfinite(away) or away > self._limits.far * usual:
-                raise WireError(
-                    f"its model is {away:.3g} away, {self._limits.far:g} times the usual {usual:.3g} or more"
-                )
-            self._usual.append(away)
+            usual = max(self._usual) if len(self._usual) >= FEW else size
+            if not isfinite(away) or away > far * usual:
+                raise WireError(f"its model is {away:.3g} away, more than {far:g} times the usual {usual:.3g}")
+            if away > 0:
+                self._usual.append(away)
 
     def _ask(self, member: Member, octets: bytes) -> Octets:
         with self._changed:

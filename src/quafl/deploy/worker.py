@@ -404,15 +404,20 @@ class Worker:
         if text == self._text:
             return
         terms, run = self._agree(text), str(text["run"])
-        with self._one_at_a_time, self._changed:
-            if run != self._run:
-                self._run, self._state, self._given, self._pending = run, None, None, None
-                self._rng = Generators(derive(run, "client", torch.seed()))
-                self._restore(run, text, terms)
-            elif self._state is not None:  # other settings of the same run: the model stays, the optimizer begins anew
-                self._state = self._newcomer(self._state.base[0], self._state.buffers[0], terms)
-            self._terms, self._text = terms, text
-            self._changed.notify_all()
+        with self._one_at_a_time:
+            with self._changed:
+                if run != self._run:
+                    self._state, self._given, self._pending = None, None, None
+                    self._rng = Generators(derive(run, "client", torch.seed()))
+                    self._restore(run, text, terms)
+                elif self._state is not None:  # new settings of the same run: the model stays, the rest begins anew
+                    self._state = self._newcomer(self._state.base[0], self._state.buffers[0], terms)
+                self._run, self._text = run, text
+            if self._state is not None:
+                self._checkpoints.save(self._snapshot(clean=False))  # from now on, its progress may be sent
+            with self._changed:
+                self._terms = terms
+                self._changed.notify_all()
         _log.info("taking part in run %s: %s", run, type(terms.algorithm).__name__)
 
     def _newcomer(self, model: Tensor, buffers: Tensor, terms: Terms) -> ClientState:
@@ -445,23 +450,27 @@ class Worker:
             self._save(clean=False)
 
     def _save(self, *, clean: bool) -> None:
-        """The state is never changed in place, so that it can be written while training goes on."""
+        """The state is never changed in place, so that it can be written while training and contacts go on."""
         with self._one_at_a_time, self._changed:  # between two contacts
-            state, given, run, rng = self._state, self._given, self._run, self._rng.state()
-            text = messages.as_text(self._text).decode()
-        if state is None or (state is self._saved and not clean):
-            return
-        self._checkpoints.save(
-            {
-                "run": run,
-                "text": text,
-                "clean": clean,
-                "state": state.tree(),
-                "rng": rng,
-                "given": given and (_to_tensor(given.ticket), _to_tensor(given.octets), given.report),
-            }
-        )
+            state = self._state
+            if state is None or (state is self._saved and not clean):
+                return
+            snapshot = self._snapshot(clean=clean)
+        self._checkpoints.save(snapshot)
         self._saved = state
+
+    def _snapshot(self, *, clean: bool) -> dict[str, Any]:
+        """`clean`: nothing of it will be sent before it is restored."""
+        assert self._state is not None
+        given = self._given
+        return {
+            "run": self._run,
+            "text": messages.as_text(self._text).decode(),
+            "clean": clean,
+            "state": self._state.tree(),
+            "rng": self._rng.state(),
+            "given": given and (_to_tensor(given.ticket), _to_tensor(given.octets), given.report),
+        }
 
     def _exchange(self, message: Message) -> Message:
         return self._say(messages.to_bytes(message))

@@ -18,6 +18,7 @@ from uuid import uuid4
 
 import safetensors.torch
 
+from quafl.core.randomness import derive
 from quafl.core.seams import ServerState
 from quafl.deploy import provision
 from quafl.deploy.clock import WallClock
@@ -215,7 +216,7 @@ class ClientProcess:
         self._kit, self._limit = kit, int(largest_message_mb * 1_000_000)
         self._ask: AskClient
         self._worker = Worker(
-            local.make(make_task, kit.name),
+            local.make(make_task, kit.name, derive("client", kit.name)),
             folder,
             agree,
             lambda octets, within: self._ask(SERVER, octets, within),

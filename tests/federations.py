@@ -1,0 +1,111 @@
+"""Federations within this process: the server's fleet and the clients' workers, joined by function calls instead of a
+network. Everything else is what runs for real."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+from quafl.core.seams import Algorithm, Codec, Optimizer, ServerState, Task
+from quafl.deploy.clock import WallClock
+from quafl.deploy.coordinator import Coordinator, Plan
+from quafl.deploy.fleet import Limits, NetworkFleet
+from quafl.deploy.journal import Journal
+from quafl.deploy.messages import Octets
+from quafl.deploy.worker import Terms, Unreachable, Worker
+from quafl.record.checkpoints import Checkpoints
+from quafl.sim import codecs_for
+
+PROMPT = Limits(silence=60.0, contact_seconds=5.0)
+
+
+@dataclass
+class Federation:
+    folder: Path
+    terms: Terms
+    limits: Limits = PROMPT
+    workers: dict[str, Worker] = field(default_factory=dict)
+    asked: list[tuple[str, bytes]] = field(default_factory=list)  # what the server has sent to whom
+    stop: Event = field(default_factory=Event)
+    run: str = "test"
+    fleet: NetworkFleet = field(default=None)  # type: ignore[assignment]
+
+    def serve(self, start: ServerState) -> NetworkFleet:
+        """A new server process, so to speak."""
+        self.stop = Event()
+        self.crash()
+        self.fleet = NetworkFleet(
+            self.to_client,
+            self.terms.algorithm,
+            self.terms.codecs,
+            start,
+            Journal(self.folder / "journal.bin"),
+            {"run": self.run},
+            self.stop,
+            self.limits,
+        )
+        return self.fleet
+
+    def crash(self) -> None:
+        """The server's process ends, as if the power had failed."""
+        if self.fleet is not None:
+            self.fleet.close()
+
+    def coordinator(self, task: Task, plan: Plan) -> Coordinator:
+        fleet = self.serve(ServerState(*task.initial()))
+        checkpoints = Checkpoints(self.folder / "checkpoints")
+        coordinator = Coordinator(
+            task,
+            self.terms.algorithm,
+            self.terms.codecs,
+            plan,
+            fleet,
+            WallClock(self.stop),
+            checkpoints,
+            {"run": self.run},
+            lambda row: None,
+        )
+        kept = checkpoints.newest()
+        if kept is not None:
+            coordinator.restore(kept)
+        return coordinator
+
+    def join(self, name: str, task: Task, **options: Any) -> Worker:
+        """A new client process, so to speak."""
+        worker = Worker(
+            task,
+            self.folder / name,
+            lambda text: self.terms,
+            lambda octets, within: self.to_server(name, octets),
+            checkpoint_seconds=1e6,
+            **options,
+        )
+        self.workers[name] = worker
+        worker.begin()
+        worker.say_hello()
+        return worker
+
+    def to_client(self, name: str, octets: bytes, within: float) -> Octets:
+        self.asked.append((name, octets))
+        if name not in self.workers:
+            raise Unreachable("cannot be reached")
+        return self.workers[name].hear(octets)
+
+    def to_server(self, name: str, octets: Octets) -> Octets:
+        return self.fleet.hear(name, octets)
+
+
+@contextmanager
+def federation(
+    folder: Path, algorithm: Algorithm, codec: Codec, optimizer: Optimizer, limits: Limits = PROMPT
+) -> Iterator[Federation]:
+    made = Federation(folder, Terms(algorithm, codecs_for(algorithm, codec), optimizer), limits)
+    try:
+        yield made
+    finally:
+        made.stop.set()
+        for worker in made.workers.values():
+            worker.end()
+        made.crash()
