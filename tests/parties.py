@@ -55,9 +55,9 @@ class Parties:
         for process in self.running.values():
             process.wait()
 
-    def start_server(self) -> subprocess.Popen[bytes]:
+    def start_server(self, under: Sequence[str] = ()) -> subprocess.Popen[bytes]:
         kit = str(self.kits / "server")
-        return self._start("server", ["server", kit, "--settings", str(self.settings), "--out", str(self.out)])
+        return self._start("server", ["server", kit, "--settings", str(self.settings), "--out", str(self.out)], under)
 
     def start_client(
         self, name: str, *options: str, kit: Path | None = None, task: str = TASK, under: Sequence[str] = ()

@@ -8,6 +8,8 @@ import socket
 import ssl
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -168,3 +170,178 @@ def test_other_algorithms_run_on_the_same_fleet(
             parties.start_client(name)
         assert server.wait(120.0) == 0, parties.log("server")
         assert read_curve(parties.out).seeds[0][-1]["accuracy"] >= 0.9
+
+
+@long
+def test_mnist_is_learned_over_a_slow_link(tmp_path: Path) -> None:
+    if "QUAFL_DATA" not in os.environ:
+        pytest.skip("needs MNIST: set QUAFL_DATA")
+    with slow_link() as (at_server, at_clients, address):
+        run = {"target": 0.9, "stop_at_target": True, "until": 150.0}
+        algorithm = {"sampled": 2, "local_steps": 10, "lr": 0.3, "wait": 0.1, "patience": 20.0}
+        task = "pictures:mnist_of"
+        with Parties(tmp_path, host=address, task=task, run=run, algorithm=algorithm) as parties:
+            (tmp_path / "pictures.py").write_text(PICTURES)
+            server = parties.start_server(under=at_server)
+            for name in CLIENTS:
+                parties.start_client(name, task=task, under=at_clients)
+            assert server.wait(200.0) == 0, parties.log("server")
+            assert read_curve(parties.out).seeds[0][-1]["accuracy"] >= 0.9
+
+
+PICTURES = """
+from quafl.tasks import mnist, partition
+from quafl.tasks.local import Local
+from quafl.tasks.models import MNIST, mlp
+
+
+def mnist_of(name):
+    data, model = mnist(), mlp(784, 32, 10, seed=0, pixels=MNIST)
+    if name == "server":
+        return Local(model, data.test)
+    return Local(model, partition.iid(data.train, 4)[int(name[-1]) - 1], batch_size=128)
+"""
+
+
+@contextmanager
+def slow_link() -> Iterator[tuple[list[str], list[str], str]]:
+    """Two hosts, as network namespaces, joined by a link of a megabit a second and, where the kernel can, with a delay:
+    how to run something on either, and the address of the first."""
+    if shutil.which("ip") is None or os.geteuid() != 0:
+        pytest.skip("network namespaces need iproute2 and root")
+    here, there = f"qs{os.getpid()}", f"qc{os.getpid()}"
+    try:
+        for name in (here, there):
+            if subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False).returncode:
+                pytest.skip("this machine does not let us make network namespaces")
+        subprocess.run(
+            ["ip", "link", "add", here, "netns", here, "type", "veth", "peer", there, "netns", there], check=True
+        )
+        for name, address in ((here, "10.77.7.1/24"), (there, "10.77.7.2/24")):
+            inside = ["ip", "-n", name]
+            subprocess.run([*inside, "addr", "add", address, "dev", name], check=True)
+            subprocess.run([*inside, "link", "set", name, "up"], check=True)
+            subprocess.run([*inside, "link", "set", "lo", "up"], check=True)
+            shaping = ["tc", "-n", name, "qdisc", "add", "dev", name, "root"]
+            delayed = [*shaping, "netem", "delay", "25ms", "rate", "1mbit"]
+            if subprocess.run(delayed, capture_output=True, check=False).returncode:
+                subprocess.run([*shaping, "tbf", "rate", "1mbit", "burst", "16kbit", "latency", "1s"], check=True)
+        yield ["ip", "netns", "exec", here], ["ip", "netns", "exec", there], "10.77.7.1"
+    finally:
+        for name in (here, there):
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+@long
+def test_a_client_with_bad_intentions_gets_nowhere(tmp_path: Path) -> None:
+    with Parties(tmp_path, clients={"start_with": 2, "largest_message_mb": 10.0}) as parties:
+        parties.start_server()
+        for name in CLIENTS[:2]:
+            parties.start_client(name)
+        parties.wait_for(lambda: parties.status()["round"] > 3)
+        rogue = Path(__file__).parent / "rogue.py"
+        kit = parties.kits / "clients" / "client-4"
+        done = subprocess.run(
+            [sys.executable, str(rogue), str(kit), "client-4"], capture_output=True, text=True, timeout=100, check=False
+        )
+        assert "ANSWERS" in done.stdout, done.stdout + done.stderr
+        answers = json.loads(done.stdout.partition("ANSWERS")[2].splitlines()[0])
+        assert answers.pop("hello with another model") == "Refused"
+        assert answers.pop("nonsense") == "Refused"
+        assert len(answers) == 4
+        assert all(answer.startswith("cannot be reached") for answer in answers.values()), answers
+        assert "a message from client-4 as client-4 to client-1 was refused" in parties.log("server")
+        assert "bound to origin client-4, not message origin client-1" in parties.log("server")  # the engine's words
+        assert "dropped" not in parties.log("client-1")
+        before = parties.status()["round"]
+        parties.wait_for(lambda: parties.status()["round"] > before + 20)
+        assert parties.terminate("server") == 0
+
+
+@long
+def test_no_role_may_submit_jobs_bring_code_or_use_the_shell(tmp_path: Path) -> None:
+    with Parties(tmp_path) as parties:
+        admins = make_admins(parties.kits, tmp_path / "admins")
+        parties.start_server()
+        for name in CLIENTS[:2]:
+            parties.start_client(name)
+        parties.wait_for(lambda: parties.status()["round"] > 3)
+        job = make_job(tmp_path / "job")
+        for name, kit in admins.items():
+            results = try_everything(name, kit, job)
+            assert len(results) == 9
+            allowed = {what: said for what, said in results.items() if "not authorized" not in said}
+            assert allowed == {}, name
+        assert parties.terminate("server") == 0
+
+
+@long
+def test_code_of_ones_own_is_refused_even_where_jobs_are_not(tmp_path: Path) -> None:
+    with Parties(tmp_path) as parties:
+        rights = parties.kits / "server" / "local" / "authorization.json"
+        policy = json.loads(rights.read_text())
+        policy["permissions"]["project_admin"]["submit_job"] = "any"
+        rights.write_text(json.dumps(policy))
+        (name, kit), *_ = make_admins(parties.kits, tmp_path / "admins").items()
+        parties.start_server()
+        parties.start_client("client-1")
+        parties.wait_for(lambda: "client-1" in parties.there())
+        try_everything(name, kit, make_job(tmp_path / "job"))
+        parties.wait_for(lambda: "BYOC not permitted" in parties.log("server"))
+
+
+def try_everything(name: str, kit: Path, job: Path) -> dict[str, str]:
+    script = Path(__file__).parent / "admin.py"
+    command = [sys.executable, str(script), name, str(kit), str(job)]
+    tried = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert "TRIED" in tried.stdout, tried.stdout + tried.stderr
+    results: dict[str, str] = json.loads(tried.stdout.partition("TRIED")[2].splitlines()[0])
+    return results
+
+
+def make_admins(federation: Path, scratch: Path) -> dict[str, Path]:
+    """Start-up kits of administrators, a role each, which whoever has the authority's key can make."""
+    from nvflare.lighter.impl.cert import CertBuilder
+    from nvflare.lighter.impl.static_file import StaticFileBuilder
+    from nvflare.lighter.impl.workspace import WorkspaceBuilder
+    from nvflare.lighter.provision import prepare_project
+    from nvflare.lighter.provisioner import Provisioner
+
+    description = json.loads((federation / "authority" / "federation.json").read_text())
+    roles = ("project_admin", "org_admin", "lead", "member")
+    people = [
+        {"name": f"{role.replace('_', '')}@example.org", "type": "admin", "org": "quafl", "role": role}
+        for role in roles
+    ]
+    server = {
+        "name": "server",
+        "type": "server",
+        "org": "quafl",
+        "host_names": ["localhost"],
+        "default_host": "localhost",
+        "fed_learn_port": description["port"],
+    }
+    shutil.copytree(federation / "authority" / "state", scratch / "quafl" / "state")
+    builders = [
+        WorkspaceBuilder(),
+        StaticFileBuilder(config_folder="config", scheme="grpc"),
+        CertBuilder(root_valid_days=description["valid_days"]),
+    ]
+    project = {"api_version": 3, "name": "quafl", "description": "", "participants": [server, *people]}
+    names = [str(person["name"]) for person in people]
+    Provisioner(str(scratch), builders).provision(prepare_project(project))
+    return {name: scratch / "quafl" / "prod_00" / name for name in names}
+
+
+def make_job(folder: Path) -> Path:
+    """A job for the engine, with code of its own."""
+    (folder / "app" / "config").mkdir(parents=True)
+    (folder / "app" / "custom").mkdir()
+    (folder / "app" / "custom" / "mine.py").write_text("print('pwned')\n")
+    (folder / "meta.json").write_text(
+        json.dumps({"name": "job", "min_clients": 1, "resource_spec": {}, "deploy_map": {"app": ["@ALL"]}})
+    )
+    part = {"format_version": 2, "workflows": [], "executors": [], "components": []}
+    for side in ("server", "client"):
+        (folder / "app" / "config" / f"config_fed_{side}.json").write_text(json.dumps(part))
+    return folder
