@@ -27,9 +27,9 @@ class Identity:
         distance: Tensor | float | None = None,
         exact: Tensor | None = None,
     ) -> Packet:
-        """x itself."""
+        """x itself, not a copy where it is float32 already."""
         check_finite(x)
-        symbols = x.to(torch.float32, copy=True).contiguous().view(torch.int32)
+        symbols = x.to(torch.float32).contiguous().view(torch.int32)
         return make_packet(x, IDENTITY, self.bits, 0, symbols, exact=exact)
 
     def refine(self, x: Model, request: Packet) -> Packet:

@@ -13,6 +13,7 @@ from torch import Tensor
 from quafl.codec.hashing import BLOCK
 from quafl.codec.identity import IDENTITY, Identity
 from quafl.codec.lattice import LATTICE
+from quafl.codec.packets import is_finite
 from quafl.codec.qsgd import QSGD_L2, QSGD_MINMAX
 from quafl.codec.refinement import FULL
 from quafl.codec.rotation import block_count
@@ -57,6 +58,11 @@ class _Layout(NamedTuple):
 
 def to_bytes(packet: Packet) -> bytes:
     """The octets of a single message."""
+    return b"".join(to_parts(packet))
+
+
+def to_parts(packet: Packet) -> list[bytes | memoryview]:
+    """The same in pieces, the long ones not copied."""
     if packet.side.dim() != 0:
         raise ValueError(f"to_bytes takes one message, this packet has {packet.side.numel()}; index it first")
     payload = [_octets(part) for part in (packet.symbols, packet.checks, packet.scales, packet.exact)]
@@ -81,11 +87,12 @@ def to_bytes(packet: Packet) -> bytes:
     crc = zlib.crc32(header)
     for part in payload:
         crc = zlib.crc32(part, crc)
-    return b"".join((header, _CRC.pack(crc), *payload))
+    return [header, _CRC.pack(crc), *payload]
 
 
 def from_bytes(message: bytes | bytearray | memoryview) -> Packet:
-    """The packet, or a WireError that says what is wrong with the message."""
+    """The packet, or a WireError that says what is wrong with the message. Where this can be written to, the packet is
+    not a copy of it."""
     if len(message) < HEADER_BYTES:
         raise WireError(f"message has {len(message)} octets, a header alone has {HEADER_BYTES}; was it cut off?")
     raw, payload = message[: _HEADER.size], memoryview(message)[HEADER_BYTES:]
@@ -108,7 +115,8 @@ def from_bytes(message: bytes | bytearray | memoryview) -> Packet:
         f"message has {head.length} octets of payload, d={head.dim} at {head.bits} bits with {head.exact} exact values "
         f"needs {4 * words}",
     )
-    content = torch.from_numpy(np.frombuffer(payload, dtype="<i4").astype(np.int32))
+    words_sent = np.frombuffer(payload, dtype="<i4")
+    content = torch.from_numpy(words_sent.astype(np.int32, copy=not words_sent.flags.writeable))
     symbols, checks, scales, exact = content.split([*layout, head.exact])
     for name, values in ("scales", scales), ("full-precision values", exact):
         _expect(_finite(values), f"message has {name} that are NaN or infinite")
@@ -186,7 +194,7 @@ def _block_count(packet: Packet) -> int:
 
 
 def _finite(words: Tensor) -> bool:
-    return bool(words.view(torch.float32).isfinite().all())
+    return is_finite(words.view(torch.float32))
 
 
 def _expect(holds: bool, otherwise: str) -> None:

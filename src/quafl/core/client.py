@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from quafl.core.rows import distance
 from quafl.core.seams import (
     Algorithm,
     Answer,
@@ -18,7 +19,6 @@ from quafl.core.seams import (
     Note,
     Optimizer,
     Packet,
-    Refine,
     Task,
 )
 
@@ -39,7 +39,7 @@ def newcomer(model: Model, buffers: Buffers, optimizer: Optimizer) -> ClientStat
     zero = torch.zeros((), dtype=torch.int64)
     return ClientState(
         base=model,
-        progress=torch.zeros_like(model),
+        progress=_none(model),
         buffers=buffers,
         optimizer=optimizer.init(model),
         steps=zero,
@@ -73,16 +73,16 @@ def rebase(client: ClientState, base: Model, buffers: Buffers) -> ClientState:
         client,
         base=base.expand_as(client.base),
         buffers=buffers.expand_as(client.buffers),
-        progress=torch.zeros_like(client.base),
+        progress=_none(client.base),
         taken=torch.zeros_like(client.taken),
     )
 
 
 def contact(
     clients: ClientState,
+    heard: Model,
     packet: Packet,
     note: Note,
-    refine: Refine,
     *,
     algorithm: Algorithm,
     codecs: Codecs,
@@ -90,7 +90,8 @@ def contact(
     rng: torch.Generator,
     train: Callable[[ClientState], ClientState],
 ) -> Contact:
-    """InteractWithServer, for a row of clients each.
+    """InteractWithServer, for a row of clients each that have `heard` the server's model, decoded from the packet with
+    their own as the key (line 5).
 
     `train` takes the clients' budgets of local steps, for algorithms that answer when done. One that answers at once
     had its Y^i frozen when the contact arrived; decoding the server's message before encoding the answer therefore
@@ -104,33 +105,46 @@ def contact(
         after = replace(after, round=torch.full_like(after.round, note.round))
         return replace(after, optimizer=optimizer.init(after.base)) if optimizer.fresh else after
 
-    heard = codecs.down.decode(packet, key=clients.base, refine=refine)  # line 5
     noise = codecs.down.noise(packet)
-    distance = denoised((heard - clients.base).norm(dim=-1), noise)
+    away_before = denoised(distance(heard, clients.base), noise)
     if algorithm.answers == "when done":
         clients = train(adopted(clients))
         noise = -noise  # Y^i then stands on what was heard: its error adds to the distance from X_t
     report = algorithm.report(clients, note)
-    away = (report - heard).norm(dim=-1)
+    away = distance(report, heard)
     sound = away.isfinite() & clients.buffers.isfinite().all(dim=-1)
     gap = denoised(away, noise)
     mean_steps = clients.expected_steps + (clients.taken - clients.expected_steps) / (clients.contacts + 1)
     speed = mean_steps.where(clients.contacts + 1 >= SETTLED, torch.nan)
     answering = slice(None) if sound.all() else sound
-    report = report[answering]
+    sent = report[answering]
     answer = Answer(
-        packet=codecs.up.encode(report, rng, distance=gap[answering], exact=clients.buffers[answering]),  # lines 2-3
+        packet=codecs.up.encode(sent, rng, distance=gap[answering], exact=clients.buffers[answering]),  # lines 2-3
         round=torch.full_like(clients.taken[answering], note.round),
         steps=clients.taken[answering],
-        distance=distance[answering],
+        distance=away_before[answering],
         speed=speed[answering],
     )
-    after = adopted(clients) if algorithm.answers == "at once" else clients  # line 6
-    after = replace(after, contacts=clients.contacts + 1, expected_steps=mean_steps)
+    restarted = None
     if not sound.all():
-        restarted = rebase(clients, clients.base, packet.exact)
-        after = after.where(sound, replace(restarted, optimizer=optimizer.init(clients.base)))
-    return Contact(sound, answer, report, after)
+        restarted = replace(
+            rebase(clients, clients.base, packet.exact),
+            optimizer=optimizer.init(clients.base),
+            contacts=clients.contacts,
+            expected_steps=clients.expected_steps,
+        )
+    if algorithm.answers == "at once":
+        clients = replace(clients, base=report, progress=_none(report))  # where they stand with what they have sent
+        clients = adopted(clients)  # line 6
+    after = replace(clients, contacts=clients.contacts + 1, expected_steps=mean_steps)
+    if restarted is not None:
+        after = after.where(sound, restarted)
+    return Contact(sound, answer, sent, after)
+
+
+def _none(model: Model) -> Model:
+    """No progress; takes no memory."""
+    return model.new_zeros(()).expand_as(model)
 
 
 def denoised(distance: Tensor, noise: Tensor) -> Tensor:

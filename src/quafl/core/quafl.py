@@ -15,6 +15,7 @@ from torch import Tensor
 
 from quafl.core.client import SETTLED, rebase
 from quafl.core.randomness import Generators
+from quafl.core.rows import piecewise
 from quafl.core.seams import Buffers, ClientState, Clock, Codecs, Counts, Fleet, Model, Note, ServerState
 from quafl.core.server import check_settings, exchange, expected_distance, mean_or
 
@@ -80,8 +81,14 @@ class QuAFL:
         Written with displacements: the same when all s have answered, and when some have not, the mean of all n+1
         models still stays where it is, because only those who answered adopt. Without averaging: the mean of Q(Y^i).
         """
-        averaged = mine + (theirs - mine).sum(dim=0) / (self.sampled + 1)
-        return torch.lerp(mean_or(mine, theirs), averaged, self.server_averaging)
+
+        def merged(mine: Tensor, theirs: Tensor) -> Tensor:
+            averaged = mine + (theirs - mine).sum(dim=0) / (self.sampled + 1)
+            if self.server_averaging == 1:
+                return averaged
+            return torch.lerp(mean_or(mine, theirs), averaged, self.server_averaging)
+
+        return piecewise(merged, mine, theirs)
 
     def _slowest(self, speeds: Tensor, fleet: Fleet) -> float:
         """H_min, the smallest speed that the clients present have told; infinite while nobody has."""
@@ -100,7 +107,8 @@ class QuAFL:
     def adopt(self, client: ClientState, model: Model, buffers: Buffers, note: Note) -> ClientState:
         """X^i = Q(X_t)/(s+1) + s/(s+1)·(X^i − η η_i h̃_i) (client, line 6). Without averaging: Q(X_t)."""
         kept = self.client_averaging * note.sampled / (note.sampled + 1)
-        base = torch.lerp(model, self.report(client, note), kept)
+        report = self.report(client, note)
+        base = torch.lerp(model, report, kept, out=report)
         return rebase(client, base, torch.lerp(buffers, client.buffers, kept))
 
     def _damping(self, client: ClientState, note: Note) -> Tensor:

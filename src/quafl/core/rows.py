@@ -1,4 +1,4 @@
-"""Records whose tensors share their leading axes: a row per client or message."""
+"""Records whose tensors share their leading axes, a row per client or message; and long rows, a piece at a time."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
@@ -6,6 +6,34 @@ from typing import Any, Self, get_type_hints
 
 import torch
 from torch import Tensor
+
+PIECE = 2**22  # coordinates
+
+
+def piecewise(function: Callable[..., Tensor], *rows: Tensor) -> Tensor:
+    """What `function` makes of rows "... d", coordinate by coordinate: for large d a piece at a time, so that its
+    intermediate values stay small."""
+    dim = rows[0].shape[-1]
+    if dim <= PIECE:
+        return function(*rows)
+    whole = None
+    for start in range(0, dim, PIECE):
+        piece = function(*(row[..., start : start + PIECE] for row in rows))
+        if whole is None:
+            whole = piece.new_empty((*piece.shape[:-1], dim))
+        whole[..., start : start + PIECE] = piece
+    assert whole is not None
+    return whole
+
+
+def distance(mine: Tensor, theirs: Tensor) -> Tensor:
+    """‖mine − theirs‖ of each row."""
+    if mine.shape[-1] <= PIECE:
+        near: Tensor = (mine - theirs).norm(dim=-1)
+        return near
+    pieces = zip(mine.split(PIECE, dim=-1), theirs.split(PIECE, dim=-1), strict=True)
+    far: Tensor = torch.stack([(one - other).norm(dim=-1) for one, other in pieces]).norm(dim=0)
+    return far
 
 
 class Rows:

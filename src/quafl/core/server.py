@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from quafl.core.randomness import Generators
+from quafl.core.rows import distance
 from quafl.core.seams import Codecs, Fleet, Ids, Model, Note, Replies, ServerState
 
 
@@ -55,7 +56,7 @@ def expected_distance(state: ServerState, replies: Replies, model: Model) -> flo
     if len(replies.senders) == 0:
         return state.distance
     measured = replies.answer.distance.square().mean()
-    return float((measured + (model - state.model).square().sum()).sqrt())
+    return float((measured + distance(model, state.model).square()).sqrt())
 
 
 def synchronous(

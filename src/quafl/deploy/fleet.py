@@ -17,6 +17,7 @@ from torch import Tensor
 from quafl.codec import Identity, wire
 from quafl.codec.identity import IDENTITY
 from quafl.codec.packets import make_packet
+from quafl.core.rows import distance
 from quafl.core.seams import (
     Algorithm,
     Answer,
@@ -427,14 +428,14 @@ class NetworkFleet:
             )
         key = self._server.model if question.server is None else question.server.model
         vector = up.decode(packet, key=key, refine=self._refine_of(member, reply.ticket, packet))
-        away = float((vector - key).norm() if self._sends_models else vector.norm())
-        self._believe(away, max(float(key.norm()), len(key) ** 0.5))
+        away = float(distance(vector, key) if self._sends_models else vector.norm())
+        self._believe(away, key)
         return _Arrival(
             member=member,
             ticket=reply.ticket,
             round=asked,
             vector=vector,
-            exact=packet.exact,
+            exact=packet.exact.clone(),  # not a view that keeps the whole message
             steps=max(reply.steps, 0),
             distance=reply.distance,
             speed=reply.speed,
@@ -456,12 +457,13 @@ class NetworkFleet:
 
         return refine
 
-    def _believe(self, away: float, size: float) -> None:
+    def _believe(self, away: float, key: Tensor) -> None:
         """Compare with the farthest of late; at first, with the size of a model. A client that has just come has not
         gone anywhere, which says nothing."""
         far = self._limits.far
         with self._changed:
-            usual = max(self._usual) if len(self._usual) >= FEW else size
+            known = len(self._usual) >= FEW
+            usual = max(self._usual) if known else max(float(key.norm()), len(key) ** 0.5)
             if not isfinite(away) or away > far * usual:
                 raise WireError(f"its model is {away:.3g} away, more than {far:g} times the usual {usual:.3g}")
             if away > 0:
@@ -565,4 +567,4 @@ class NetworkFleet:
 
 
 def _contact(packet: Packet, note: Note) -> bytes:
-    return messages.to_bytes(Contact(note.round, note.sampled, note.slowest, wire.to_bytes(packet)))
+    return messages.to_bytes(Contact(note.round, note.sampled, note.slowest, b""), *wire.to_parts(packet))

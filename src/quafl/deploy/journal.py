@@ -1,7 +1,8 @@
-"""Replies that the server has accepted since its last checkpoint: written to disk before they are applied.
+"""Replies that the server has accepted since its last checkpoint: written to a file before they are applied.
 
 After a crash, the server goes on from the checkpoint and asks the same questions again; those whose answer is here are
-not sent. A reply is so applied once in what survives, whatever happens in between.
+not sent. A reply is so applied once in what survives. Should the machine itself fail before the file has reached the
+disk, the reply was applied nowhere: the checkpoint does not have it either, and the client, asked again, repeats it.
 """
 
 import os
@@ -35,12 +36,11 @@ class Journal:
             return self._reply(key) if key in self._places else None
 
     def add(self, name: str, question: Octets, reply: Octets) -> None:
-        """On disk when this returns."""
+        """Safe from the end of this process when this returns."""
         key = _key(name, question)
         with self._lock:
             if key not in self._places:
                 self._append(key, reply)
-                os.fsync(self._stream.fileno())
 
     def keep(self, wanted: Sequence[tuple[str, Octets]]) -> None:
         """Those, by name and question, and no others."""
@@ -51,7 +51,6 @@ class Journal:
             self._places.clear()
             for key, reply in zip(keys, replies, strict=True):
                 self._append(key, reply)
-            os.fsync(self._stream.fileno())
 
     def close(self) -> None:
         """No more."""

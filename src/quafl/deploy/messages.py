@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from hashlib import blake2b
 from typing import Any, TypeAlias
 
-from quafl.core.seams import WireError
+from quafl.core.seams import HEADER_BYTES, WireError
 
 MAGIC = b"QFED"
 VERSION = 1
@@ -137,15 +137,17 @@ _LAYOUTS: dict[type[Message], struct.Struct] = {  # of the fields before the bod
     Finished: struct.Struct(""),
 }
 _KINDS = tuple(_LAYOUTS)
+_HEADS = _HEADER.size + _LAYOUTS[Contact].size + HEADER_BYTES  # of a contact and its packet
 _BODIES = ("packet", "text")  # what may stand at the end, of any length
 
 
-def to_bytes(message: Message) -> bytes:
-    """The octets of a message."""
+def to_bytes(message: Message, *more: Octets) -> bytes:
+    """The octets of a message; `more` are pieces of its body that are not yet in one place."""
     made = type(message)
     values = [getattr(message, f.name) for f in fields(made)]
     body = values.pop() if _has_body(made) else b""
-    return b"".join((_HEADER.pack(MAGIC, VERSION, _KINDS.index(made)), _LAYOUTS[made].pack(*values), body))
+    head = _HEADER.pack(MAGIC, VERSION, _KINDS.index(made)), _LAYOUTS[made].pack(*values)
+    return b"".join((*head, body, *more))
 
 
 def from_bytes(octets: Octets) -> Message:
@@ -170,9 +172,9 @@ def from_bytes(octets: Octets) -> Message:
 
 
 def ticket_of(contact: Octets) -> bytes:
-    """The name of a contact: a digest of its octets. The same round of the same run asked again, after a restart say,
-    has the same one; another model has another."""
-    return blake2b(contact, digest_size=TICKET).digest()
+    """The name of a contact: a digest of its headers, which have the round, and the packet's seed and checksum. The
+    same round of the same run asked again, after a restart say, has the same one; another model has another."""
+    return blake2b(memoryview(contact)[:_HEADS], digest_size=TICKET).digest()
 
 
 def as_text(values: dict[str, Any]) -> bytes:

@@ -20,7 +20,18 @@ from quafl.codec import Identity, wire
 from quafl.codec.identity import IDENTITY
 from quafl.core.client import contact, local_step, newcomer
 from quafl.core.randomness import Generators, derive
-from quafl.core.seams import Algorithm, ClientState, Codecs, DecodeError, Note, Optimizer, Packet, Task, WireError
+from quafl.core.seams import (
+    Algorithm,
+    ClientState,
+    Codecs,
+    DecodeError,
+    Note,
+    Optimizer,
+    Packet,
+    Refine,
+    Task,
+    WireError,
+)
 from quafl.deploy import messages
 from quafl.deploy.messages import (
     NOT_TOLD,
@@ -202,26 +213,24 @@ class Worker:
                 raise WireError(f"a {type(other).__name__} is nothing that a server says")
 
     def _contacted(self, message: Contact, ticket: bytes) -> bytes:
-        given = self._given
-        if given is not None and given.ticket == ticket:
-            return given.octets  # asked again: the same answer
+        if self._given is not None and self._given.ticket == ticket:
+            return self._given.octets  # asked again: the same answer
         terms = self._terms
         if terms is None:
             raise WireError("this client has not agreed on the terms yet")
         packet = self._packet(message.packet)
         with self._changed:
-            state = self._state  # Y^i is frozen here
             if self._stopping:
                 raise WireError("this client is stopping")
-            if state is None and packet.codec != IDENTITY:
+            if self._state is None and packet.codec != IDENTITY:
                 return messages.to_bytes(WantsAll(ticket))
             if terms.algorithm.answers == "when done":
                 self._pending = _Task(message, packet, ticket)
                 self._changed.notify_all()
                 return messages.to_bytes(Accepted())
-            self._answering = True
+            self._answering = True  # Y^i is frozen here
         try:
-            return self._answer(state, message, packet, ticket, terms)
+            return self._answer(message, packet, ticket, terms)
         except _TooFar:
             return messages.to_bytes(WantsAll(ticket))
         finally:
@@ -229,16 +238,61 @@ class Worker:
                 self._answering = False
                 self._changed.notify_all()
 
-    def _answer(
-        self, state: ClientState | None, message: Contact, packet: Packet, ticket: bytes, terms: Terms
-    ) -> bytes:
+    def _answer(self, message: Contact, packet: Packet, ticket: bytes, terms: Terms) -> bytes:
         """InteractWithServer, for one client."""
-        joined = state is None
-        if state is None:
-            model = Identity().decode(packet, key=self._model)
-            state = self._newcomer(model, packet.exact, terms)
-        whole = packet.codec == IDENTITY
+        self._given = None  # the server has moved on
+        joined = self._state is None
+        if self._state is None:
+            self._state = self._newcomer(Identity().decode(packet, key=self._model), packet.exact, terms)
+        codecs = Codecs(up=terms.codecs.up, down=Identity()) if packet.codec == IDENTITY else terms.codecs
+        heard = codecs.down.decode(packet, key=self._state.base, refine=self._ask_for_repair(ticket, packet))
+        sound, answer, report, after = contact(
+            self._hand_over(terms),
+            heard,
+            packet,
+            Note(round=message.round, sampled=message.sampled, slowest=message.slowest),
+            algorithm=terms.algorithm,
+            codecs=codecs,
+            optimizer=terms.optimizer,
+            rng=self._rng["dither"],
+            train=self._take_budget,
+        )
+        if joined:  # a contact that found nothing, because there was nothing, says nothing about the speed
+            after = replace(
+                after, contacts=torch.zeros_like(after.contacts), expected_steps=torch.zeros_like(after.expected_steps)
+            )
+        if sound.all():
+            reply = Reply(
+                ticket=ticket,
+                round=message.round,
+                steps=int(answer.steps) if self._tell_speed else NOT_TOLD,
+                distance=float(answer.distance),
+                speed=float(answer.speed) if self._tell_speed else torch.nan,
+                packet=b"",
+            )
+            given = _Given(ticket, messages.to_bytes(reply, *wire.to_parts(answer.packet[0])), report[0])
+            if not self._tell_speed:
+                _log.info("round %d: %d steps, mean %.2f", message.round, answer.steps, float(after.expected_steps))
+        else:
+            given = _Given(ticket, messages.to_bytes(Broken(ticket)), None)
+            _log.warning("round %d: the progress is not finite; it is dropped", message.round)
+        with self._changed:
+            self._state, self._given = after, given
+            self._changed.notify_all()
+        return given.octets
 
+    def _hand_over(self, terms: Terms) -> ClientState:
+        """The state, to be let go as soon as it is not needed: large models must not lie around. Should the contact
+        fail, the server brings the client back. One that is answered when done may be superseded, and keeps it."""
+        with self._changed:
+            state = self._state
+            assert state is not None
+            if terms.algorithm.answers == "at once":
+                self._state = None
+                self._changed.notify_all()
+            return state
+
+    def _ask_for_repair(self, ticket: bytes, packet: Packet) -> Refine:
         def refine(row: int, request: Packet) -> Packet:
             if request.sent == packet.bits and len(request.symbols) > FAR * packet.checks.shape[-1]:
                 raise _TooFar
@@ -248,41 +302,7 @@ class Worker:
                 case other:
                     raise DecodeError(f"asked for a repair, got a {type(other).__name__}")
 
-        sound, answer, report, after = contact(
-            state,
-            packet,
-            Note(round=message.round, sampled=message.sampled, slowest=message.slowest),
-            refine,
-            algorithm=terms.algorithm,
-            codecs=Codecs(up=terms.codecs.up, down=Identity()) if whole else terms.codecs,
-            optimizer=terms.optimizer,
-            rng=self._rng["dither"],
-            train=self._take_budget,
-        )
-        if joined:  # a contact that found nothing, because there was nothing, says nothing about the speed
-            after = replace(
-                after, contacts=torch.zeros_like(after.contacts), expected_steps=torch.zeros_like(after.expected_steps)
-            )
-        spoken: Message = Broken(ticket)
-        if sound.all():
-            spoken = Reply(
-                ticket=ticket,
-                round=message.round,
-                steps=int(answer.steps) if self._tell_speed else NOT_TOLD,
-                distance=float(answer.distance),
-                speed=float(answer.speed) if self._tell_speed else torch.nan,
-                packet=wire.to_bytes(answer.packet[0]),
-            )
-            if not self._tell_speed:
-                _log.info("round %d: %d steps, mean %.2f", message.round, answer.steps, float(after.expected_steps))
-        else:
-            _log.warning("round %d: the progress is not finite; it is dropped", message.round)
-        octets = messages.to_bytes(spoken)
-        with self._changed:
-            self._state = after
-            self._given = _Given(ticket, octets, report[0] if sound.all() else None)
-            self._changed.notify_all()
-        return octets
+        return refine
 
     def _refine(self, message: Repair) -> Refinement:
         given, terms = self._given, self._terms
@@ -306,23 +326,25 @@ class Worker:
 
     def _train(self) -> None:
         try:
-            self._keep_training()
+            while self._train_once():
+                pass
         except Exception as error:  # whatever the user's task raises: the process ends with it
             _log.exception("training failed")
             self.failure = error
 
-    def _keep_training(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._stopping or self._something_to_do())
-                if self._stopping:
-                    return
-                task, before = self._pending, self._state
-            if task is not None:
-                self._do(task)
-            else:
-                assert before is not None
-                self._advance(before)
+    def _train_once(self) -> bool:
+        """One local step, or one contact that is answered when done; whether to go on."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopping or self._something_to_do())
+            if self._stopping:
+                return False
+            task, before = self._pending, self._state
+        if task is not None:
+            self._do(task)
+        else:
+            assert before is not None
+            self._advance(before)
+        return True
 
     def _something_to_do(self) -> bool:
         if self._answering or self._terms is None:
@@ -355,7 +377,7 @@ class Worker:
         terms = self._terms
         assert terms is not None
         try:
-            octets = self._answer(self._state, task.message, task.packet, task.ticket, terms)
+            octets = self._answer(task.message, task.packet, task.ticket, terms)
         except _TooFar:
             octets = messages.to_bytes(WantsAll(task.ticket))
         except _Superseded:

@@ -126,11 +126,12 @@ class SimulatedFleet:
             return self._execute(clients, ids, steps)
 
         clients = self.clients[ids]
+        heard = self._codecs.down.decode(packet, key=clients.base, refine=repair)
         sound, answer, report, clients = contact(
             train(clients) if self._algorithm.answers == "at once" else clients,
+            heard,
             packet,
             note,
-            repair,
             algorithm=self._algorithm,
             codecs=self._codecs,
             optimizer=self._optimizer,

@@ -1,0 +1,454 @@
+"""Measurements of the real federation, on loopback: `benchmarks/federation.py [latency] [rounds] [memory] [page]`.
+
+Each part starts a server and clients as processes of their own, under mutual TLS. Beside the latency of a contact is
+that of a bare grpcio stream with such certificates and the same number of octets, measured in the same run.
+"""
+
+import json
+import os
+import queue
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import UTC, datetime
+from math import inf
+from pathlib import Path
+from socket import socket
+from threading import Event
+from time import perf_counter, process_time, sleep
+from typing import Any
+
+import grpc
+import torch
+
+from quafl import Lattice, QuAFL, sgd
+from quafl.codec import Identity
+from quafl.core.randomness import Generators
+from quafl.core.seams import Codec, Codecs, Note, ServerState
+from quafl.deploy import provision
+from quafl.deploy.clock import WallClock
+from quafl.deploy.flare import SERVER, run_client, run_server
+from quafl.deploy.fleet import Limits, NetworkFleet
+from quafl.deploy.journal import Journal
+from quafl.deploy.messages import Octets
+from quafl.deploy.worker import Terms, Unreachable, Worker
+from quafl.run import versions
+from quafl.tasks.local import Local
+from quafl.tasks.models import mlp
+
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
+RECORD = RESULTS / "federation.json"
+SIZES = {"1.5 MB": 1_500_000, "25 MB": 25_000_000}
+CONTACTS = {"1.5 MB": 60, "25 MB": 20}
+WARM = 3  # contacts before the clock runs
+ECHO = b"ECHO"  # what begins so is sent back as it is
+BEGIN, END = b"BEGI", b"END."  # what is measured in between
+LARGEST = 2_000_000_000
+
+
+# The parties
+
+
+def network(octets: int, bits: int) -> torch.nn.Module:
+    """Two layers whose packed parameters have about so many octets."""
+    parameters = octets * 8 // bits
+    return mlp(784, max(1, (parameters - 10) // 795), 10, seed=0)
+
+
+def terms_of(options: dict[str, Any]) -> Terms:
+    codec: Codec = Identity() if options["bits"] == 32 else Lattice(bits=options["bits"])
+    algorithm = QuAFL(sampled=options.get("sampled", 1), local_steps=options.get("steps", 10**9), patience=60.0)
+    return Terms(algorithm, Codecs(up=codec, down=codec), sgd(0.01))
+
+
+def local_of(options: dict[str, Any]) -> Local:
+    generator = torch.Generator().manual_seed(0)
+    data = torch.randn(256, 784, generator=generator), torch.randint(0, 10, (256,), generator=generator)
+    return Local(network(options["octets"], options["bits"]), data, batch_size=32)
+
+
+class Gated:
+    """A task whose gradients can be held back."""
+
+    def __init__(self, local: Local) -> None:
+        self._task = local.build()
+        self.gate = Event()
+        self.gate.set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._task, name)
+
+    def gradient(self, model: Any, buffers: Any, batch: Any) -> Any:
+        self.gate.wait()
+        return self._task.gradient(model, buffers, batch)
+
+
+class Client:
+    """Idle unless told to be busy."""
+
+    def __init__(self, kit: provision.Kit, options: dict[str, Any]) -> None:
+        self.stop = Event()
+        self._ask: Any = None
+        seconds = 0.0 if options.get("busy") else options.get("step_seconds", 1e6)
+        self._memory = Memory()
+        self._options = options
+        self._task = Gated(local_of(options))
+        self._worker = Worker(
+            self._task,
+            kit.path / "state",
+            lambda text: terms_of(options),
+            lambda octets, within: self._ask(SERVER, octets, within),
+            step_seconds=seconds,
+            checkpoint_seconds=1e6,
+        )
+
+    def run(self, ask: Any) -> int:
+        self._ask = ask
+        self._worker.begin()
+        while not (self.stop.is_set() or self._worker.finished):
+            with suppress(Unreachable):
+                self._worker.say_hello()
+            self.stop.wait(1.0)
+        os._exit(0)
+
+    def hear(self, name: str, octets: Octets) -> bytes:
+        kind = bytes(octets[:4])
+        if kind == ECHO:
+            return bytes(octets)
+        if kind == BEGIN:
+            if not self._options["busy"]:
+                self._task.gate.clear()  # it has taken its steps, and takes the next ones when this has been measured
+            self._memory = Memory()
+            return BEGIN
+        if kind == END:
+            self._task.gate.set()
+            return json.dumps({"grown": self._memory.grown(), "cpu": process_time()}).encode()
+        return self._worker.hear(octets)
+
+    def is_welcome(self, name: str) -> bool:
+        return name == SERVER
+
+
+class Server:
+    """Runs one measurement, and leaves its result in a file."""
+
+    def __init__(self, kit: provision.Kit, options: dict[str, Any]) -> None:
+        self.stop = Event()
+        self._ask: Any = None
+        self._kit, self._options = kit, options
+        self.task = local_of(options).build()
+        self.terms = terms_of(options)
+        self.start = ServerState(*self.task.initial())
+        self.fleet = NetworkFleet(
+            self._call,
+            self.terms.algorithm,
+            self.terms.codecs,
+            self.start,
+            Journal(kit.path / "journal.bin"),
+            {"run": "benchmark"},
+            self.stop,
+            Limits(start_with=options["clients"], silence=30.0, contact_seconds=120.0, far=inf),
+        )
+
+    def run(self, ask: Any) -> int:
+        self._ask = ask
+        try:
+            result = getattr(self, self._options["measure"])()
+            (self._kit.path / "result.json").write_text(json.dumps(result))
+        finally:
+            self.fleet.finish()
+        os._exit(0)
+
+    def _call(self, name: str, octets: bytes, within: float) -> Octets:
+        return self._ask(name, octets, within)
+
+    def hear(self, name: str, octets: Octets) -> bytes:
+        return self.fleet.hear(name, octets)
+
+    def is_welcome(self, name: str) -> bool:
+        return True
+
+    def contact(self, round: int) -> None:
+        """One whole contact: encoded, there, back, checked and decoded."""
+        down, model = self.terms.codecs.down, self.start.model
+        packet = down.encode(model, self.rng, distance=1.0, exact=self.start.buffers)
+        note = Note(round, sampled=1, slowest=inf)
+        self.fleet.send(self.ids[round % len(self.ids)][None], packet, note, lambda row, r: down.refine(model, r))
+        assert len(self.fleet.receive(1, 120.0, round).senders) == 1
+        self.fleet.forget_applied()
+
+    def warm_up(self) -> None:
+        self.rng = torch.Generator().manual_seed(0)
+        self.ids = self.fleet.available()
+        for round in range(WARM * len(self.ids)):
+            self.contact(round)
+
+    def latency(self) -> dict[str, Any]:
+        """Contacts, and the same number of octets sent there and back by the engine alone, in turns; and their CPU."""
+        self.warm_up()
+        names = [member.name for member in self.fleet.members()]
+        body = ECHO + os.urandom(self._options["octets"])
+        acts: dict[str, Callable[[int], object]] = {
+            "contact": lambda number: self.contact(1000 + number),
+            "echo": lambda number: self._ask(names[number % len(names)], body, 60.0),
+        }
+        seconds: dict[str, list[float]] = {kind: [] for kind in acts}
+        cpu = dict.fromkeys(acts, 0.0)
+        for turn in range(2):
+            for kind, act in acts.items():
+                before = self._cpu(names)
+                for number in range(self._options["contacts"]):
+                    began = perf_counter()
+                    act(turn * self._options["contacts"] + number)
+                    seconds[kind].append(perf_counter() - began)
+                cpu[kind] += self._cpu(names) - before
+        return {**seconds, "cpu_share": cpu["echo"] / cpu["contact"]}
+
+    def memory(self) -> dict[str, Any]:
+        self.warm_up()
+        name = self.fleet.members()[0].name
+        here, there = [], []
+        for number in range(4):
+            sleep(3.0)  # the client takes its step
+            self._ask(name, BEGIN, 30.0)
+            memory = Memory()
+            self.contact(1000 + number)
+            here.append(memory.grown())
+            there.append(json.loads(bytes(self._ask(name, END, 30.0)))["grown"])
+        return {"model_mb": 4 * len(self.start.model) / 1e6, "server_mb": max(here), "client_mb": max(there)}
+
+    def rounds(self) -> dict[str, Any]:
+        clock = WallClock(self.stop)
+        codecs = Codecs(up=Identity(), down=self.terms.codecs.down)
+        names = [self.fleet.members()[number].name for number in self.fleet.available().tolist()]
+        before = self._cpu(names)
+        clock.restore(0.0)
+        for state in self.terms.algorithm.rounds(self.start, self.fleet, codecs, clock, Generators(0)):
+            self.fleet.reach(state)
+            self.fleet.forget_applied()
+            if clock.now() > self._options["seconds"]:
+                break
+        seconds, contacts = clock.now(), self.fleet.totals.contacts
+        return {
+            "rounds_per_minute": 60 * state.round / seconds,
+            "contacts_per_second": contacts / seconds,
+            "lost": self.fleet.totals.lost,
+            "cpu_ms_per_contact": 1e3 * (self._cpu(names) - before) / contacts,
+        }
+
+    def _cpu(self, names: list[str]) -> float:
+        """Seconds that the server and these clients have computed."""
+        there = (json.loads(bytes(self._ask(name, END, 30.0)))["cpu"] for name in names)
+        return process_time() + sum(there)
+
+
+class Memory:
+    """How many megabytes this process has grown by, at most, since."""
+
+    def __init__(self) -> None:
+        Path("/proc/self/clear_refs").write_text("5")
+        self._before = _memory("VmRSS")
+
+    def grown(self) -> float:
+        return _memory("VmHWM") - self._before
+
+
+def _memory(what: str) -> float:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(what))
+    return int(line.split()[1]) * 1024 / 1e6
+
+
+# Running them
+
+
+def measure(options: dict[str, Any], *, clients: int) -> dict[str, Any]:
+    """A server and its clients, until the measurement is done."""
+    options = {**options, "clients": clients}
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "federation"
+        names = [f"client-{number}" for number in range(clients)]
+        provision.init(root, f"localhost:{free_port()}", names)
+        command = [sys.executable, __file__, "party"]
+        processes = []
+        try:
+            kits = [root / provision.SERVER, *(root / provision.CLIENTS / name for name in names)]
+            for kit in kits:
+                with (Path(folder) / f"{kit.name}.log").open("wb") as log:
+                    arguments = [*command, str(kit), json.dumps(options)]
+                    processes.append(subprocess.Popen(arguments, stdout=log, stderr=log))
+            processes[0].wait(options.get("limit", 300.0))
+            result = kits[0] / "result.json"
+            assert result.exists(), (Path(folder) / "server.log").read_text()[-3000:]
+            measured: dict[str, Any] = json.loads(result.read_text())
+            return measured
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+
+
+def party(kit_path: str, text: str) -> None:
+    kit, options = provision.open_kit(Path(kit_path)), json.loads(text)
+    if kit.is_server:
+        provision.settle(kit)
+        run_server(kit.path, Server(kit, options), largest_message=LARGEST)
+    else:
+        run_client(kit.path, kit.name, Client(kit, options), largest_message=LARGEST)
+
+
+def free_port() -> int:
+    with socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+# The floor: a bare stream
+
+
+def bare(octets: int, contacts: int) -> list[float]:
+    """Seconds there and back of so many octets over a grpcio stream with the same kind of certificates."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "federation"
+        port = free_port()
+        provision.init(root, f"localhost:{port}", ["client-0"])
+        client = subprocess.Popen([sys.executable, __file__, "bare", str(root), str(port)])
+        try:
+            return _bare_server(root, port, octets, contacts)
+        finally:
+            client.kill()
+            client.wait()
+
+
+_OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+
+
+def _bare_server(root: Path, port: int, octets: int, contacts: int) -> list[float]:
+    times: list[float] = []
+    done = threading.Event()
+
+    def handle(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        next(requests)
+        body = os.urandom(octets)
+        for number in range(WARM + contacts):
+            began = perf_counter()
+            yield body
+            assert len(next(requests)) == octets
+            if number >= WARM:
+                times.append(perf_counter() - began)
+        done.set()
+
+    startup = root / provision.SERVER / "startup"
+    server = grpc.server(ThreadPoolExecutor(4), options=_OPTIONS)
+    handlers = {"contact": grpc.stream_stream_rpc_method_handler(handle)}
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("bare", handlers)])
+    pair = (startup / "server.key").read_bytes(), (startup / "server.crt").read_bytes()
+    authority = (startup / "rootCA.pem").read_bytes()
+    credentials = grpc.ssl_server_credentials([pair], root_certificates=authority, require_client_auth=True)
+    server.add_secure_port(f"localhost:{port}", credentials)
+    server.start()
+    assert done.wait(120.0)
+    server.stop(0)
+    return times
+
+
+def bare_client(root: str, port: str) -> None:
+    startup = Path(root) / provision.CLIENTS / "client-0" / "startup"
+    credentials = grpc.ssl_channel_credentials(
+        *(((startup / part).read_bytes()) for part in ("rootCA.pem", "client.key", "client.crt"))
+    )
+    channel = grpc.secure_channel(f"localhost:{port}", credentials, options=_OPTIONS)
+    said: queue.Queue[bytes] = queue.Queue()
+    said.put(b"hello")
+    for message in channel.stream_stream("/bare/contact")(iter(said.get, None)):
+        said.put(message)
+
+
+# What is measured
+
+
+def latency() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for size, octets in SIZES.items():
+        contacts = CONTACTS[size]
+        found[size] = {}
+        for bits in (32, 4):
+            for busy in (False, True):
+                floor = bare(octets, contacts)
+                options = {"measure": "latency", "octets": octets, "bits": bits, "busy": busy, "contacts": contacts}
+                ours = measure(options, clients=2)
+                floor += bare(octets, contacts)
+                kind = f"{bits} bits, {'busy' if busy else 'idle'}"
+                found[size][kind] = {
+                    "bare": _ms(floor),
+                    "engine": _ms(ours["echo"]),
+                    "contact": _ms(ours["contact"]),
+                    "engine_over_bare": statistics.median(ours["echo"]) / statistics.median(floor),
+                    "contact_over_bare": statistics.median(ours["contact"]) / statistics.median(floor),
+                    "engine_cpu_share": ours["cpu_share"],
+                }
+                print(size, kind, found[size][kind], flush=True)
+    return found
+
+
+def _ms(seconds: list[float]) -> dict[str, float]:
+    ordered = sorted(seconds)
+    return {"p50": 1e3 * statistics.median(ordered), "p95": 1e3 * ordered[int(0.95 * (len(ordered) - 1))]}
+
+
+def rounds() -> dict[str, Any]:
+    found = {}
+    for clients in (4, 8, 16):
+        options = {
+            "measure": "rounds",
+            "octets": 13_000,  # MNIST's network at 4 bits
+            "bits": 4,
+            "sampled": 4,
+            "steps": 5,
+            "step_seconds": 0.05,
+            "seconds": 30.0,
+        }
+        found[str(clients)] = measure(options, clients=clients)
+        print(clients, found[str(clients)], flush=True)
+    return found
+
+
+def memory() -> dict[str, Any]:
+    found = {}
+    for bits in (4, 32):
+        for busy in (False, True):
+            options = {"measure": "memory", "octets": 100_000_000 * bits // 32, "bits": bits, "memory": True}
+            steps = {"steps": 10**9 if busy else 1, "step_seconds": 0.0, "busy": busy}
+            result = measure({**options, **steps}, clients=1)
+            for end in ("server", "client"):
+                result[f"{end}_ratio"] = result[f"{end}_mb"] / result["model_mb"]
+            kind = f"{bits} bits, {'busy' if busy else 'idle'}"
+            found[kind] = result
+            print(kind, result, flush=True)
+    return found
+
+
+PARTS: dict[str, Callable[[], dict[str, Any]]] = {"latency": latency, "rounds": rounds, "memory": memory}
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["party"]:
+        return party(*sys.argv[2:])
+    if sys.argv[1:2] == ["bare"]:
+        return bare_client(*sys.argv[2:])
+    wanted = sys.argv[1:] or [*PARTS, "page"]
+    record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    for part in wanted:
+        if part != "page":
+            made = {"versions": versions(), "date": datetime.now(UTC).date().isoformat()}
+            record[part] = {**made, "command": f"python benchmarks/federation.py {part}", "measured": PARTS[part]()}
+            RECORD.write_text(json.dumps(record, indent=1) + "\n")
+    return None
+
+
+if __name__ == "__main__":
+    main()
