@@ -4,7 +4,8 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench-codec bench-sim record-tasks tune-demo format clean
+.PHONY: help demo federation test test-federation lint bench-codec bench-sim bench-federation record-tasks tune-demo \
+  format clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -19,8 +20,14 @@ $(INSTALLED): pyproject.toml setup.py constraints.txt $(wildcard src/quafl/codec
 demo: $(INSTALLED) ## Compare four algorithms on handwritten digits (under a minute)
 	$(BIN)/quafl run demo --out runs/demo --overwrite
 
+federation: $(INSTALLED) ## Train with real processes under mutual TLS: a server and four clients here (a minute)
+	$(BIN)/quafl federation demo --out runs/federation --overwrite
+
 test: lint ## Check format, lint, types, and run all tests
 	$(BIN)/pytest -n 2 --timeout 300
+
+test-federation: $(INSTALLED) ## Test federations of real processes: joins, crashes, intruders, a slow link (minutes)
+	$(BIN)/pytest tests/test_processes.py -m federation --timeout 300
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
@@ -36,6 +43,9 @@ bench-codec: $(INSTALLED) ## Measure the codec: speed, memory, error against bit
 
 bench-sim: $(INSTALLED) ## Measure the simulator's overhead (some minutes; needs MNIST and Fashion-MNIST)
 	$(BIN)/python benchmarks/simulator.py
+
+bench-federation: $(INSTALLED) ## Measure real federations: latency, rounds, memory (a quarter of an hour)
+	$(BIN)/python benchmarks/federation.py
 
 record-tasks: $(INSTALLED) ## Train each task on its real data and record it (an hour or more; needs the data)
 	$(BIN)/python benchmarks/tasks.py run page

@@ -119,7 +119,7 @@ class Client:
     def hear(self, name: str, octets: Octets) -> bytes:
         kind = bytes(octets[:4])
         if kind == ECHO:
-            return bytes(octets)
+            return octets  # type: ignore[return-value]
         if kind == BEGIN:
             if not self._options["busy"]:
                 self._task.gate.clear()  # it has taken its steps, and takes the next ones when this has been measured
@@ -180,7 +180,6 @@ class Server:
         note = Note(round, sampled=1, slowest=inf)
         self.fleet.send(self.ids[round % len(self.ids)][None], packet, note, lambda row, r: down.refine(model, r))
         assert len(self.fleet.receive(1, 120.0, round).senders) == 1
-        self.fleet.forget_applied()
 
     def warm_up(self) -> None:
         self.rng = torch.Generator().manual_seed(0)
@@ -206,6 +205,7 @@ class Server:
                     began = perf_counter()
                     act(turn * self._options["contacts"] + number)
                     seconds[kind].append(perf_counter() - began)
+                    self.fleet.forget_applied()
                 cpu[kind] += self._cpu(names) - before
         return {**seconds, "cpu_share": cpu["echo"] / cpu["contact"]}
 
@@ -292,13 +292,16 @@ def measure(options: dict[str, Any], *, clients: int) -> dict[str, Any]:
                 process.wait()
 
 
-def party(kit_path: str, text: str) -> None:
+def party(kit_path: str, text: str) -> object:
     kit, options = provision.open_kit(Path(kit_path)), json.loads(text)
     if kit.is_server:
         provision.settle(kit)
-        run_server(kit.path, Server(kit, options), largest_message=LARGEST)
-    else:
-        run_client(kit.path, kit.name, Client(kit, options), largest_message=LARGEST)
+        server = Server(kit, options)
+        return serve_bare(kit, server) if options.get("bare") else run_server(kit.path, server, largest_message=LARGEST)
+    client = Client(kit, options)
+    if options.get("bare"):
+        return join_bare(kit, client)
+    return run_client(kit.path, kit.name, client, largest_message=LARGEST)
 
 
 def free_port() -> int:
@@ -307,91 +310,86 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-# The floor: a bare stream
-
-
-def bare(octets: int, contacts: int) -> list[float]:
-    """Seconds there and back of so many octets over a grpcio stream with the same kind of certificates."""
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder) / "federation"
-        port = free_port()
-        provision.init(root, f"localhost:{port}", ["client-0"])
-        client = subprocess.Popen([sys.executable, __file__, "bare", str(root), str(port)])
-        try:
-            return _bare_server(root, port, octets, contacts)
-        finally:
-            client.kill()
-            client.wait()
-
+# The floor: a bare stream with the same certificates, in place of the engine
 
 _OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 
 
-def _bare_server(root: Path, port: int, octets: int, contacts: int) -> list[float]:
-    times: list[float] = []
-    done = threading.Event()
+def serve_bare(kit: provision.Kit, service: Server) -> None:
+    """The server's end: what it asks goes down a stream, and the answer comes up the same one."""
+    down: queue.Queue[bytes] = queue.Queue()
+    up: queue.Queue[bytes] = queue.Queue()
 
-    def handle(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        next(requests)
-        body = os.urandom(octets)
-        for number in range(WARM + contacts):
-            began = perf_counter()
-            yield body
-            assert len(next(requests)) == octets
-            if number >= WARM:
-                times.append(perf_counter() - began)
-        done.set()
+    def stream(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        threading.Thread(target=lambda: [up.put(answer) for answer in requests], daemon=True).start()
+        yield from iter(down.get, None)
 
-    startup = root / provision.SERVER / "startup"
-    server = grpc.server(ThreadPoolExecutor(4), options=_OPTIONS)
-    handlers = {"contact": grpc.stream_stream_rpc_method_handler(handle)}
+    def ask(name: str, octets: bytes, within: float) -> Octets:
+        down.put(octets)
+        return up.get(timeout=within)
+
+    def say(octets: bytes, context: Any) -> bytes:
+        return service.hear("client-0", octets)
+
+    startup = kit.path / "startup"
+    handlers = {
+        "ask": grpc.stream_stream_rpc_method_handler(stream),
+        "say": grpc.unary_unary_rpc_method_handler(say),
+    }
+    server = grpc.server(ThreadPoolExecutor(8), options=_OPTIONS)
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("bare", handlers)])
     pair = (startup / "server.key").read_bytes(), (startup / "server.crt").read_bytes()
     authority = (startup / "rootCA.pem").read_bytes()
     credentials = grpc.ssl_server_credentials([pair], root_certificates=authority, require_client_auth=True)
-    server.add_secure_port(f"localhost:{port}", credentials)
+    server.add_secure_port(f"localhost:{kit.port}", credentials)
     server.start()
-    assert done.wait(120.0)
-    server.stop(0)
-    return times
+    service.run(ask)
 
 
-def bare_client(root: str, port: str) -> None:
-    startup = Path(root) / provision.CLIENTS / "client-0" / "startup"
-    credentials = grpc.ssl_channel_credentials(
-        *(((startup / part).read_bytes()) for part in ("rootCA.pem", "client.key", "client.crt"))
-    )
-    channel = grpc.secure_channel(f"localhost:{port}", credentials, options=_OPTIONS)
-    said: queue.Queue[bytes] = queue.Queue()
-    said.put(b"hello")
-    for message in channel.stream_stream("/bare/contact")(iter(said.get, None)):
-        said.put(message)
+def join_bare(kit: provision.Kit, service: Client) -> None:
+    """The client's end."""
+    startup = kit.path / "startup"
+    parts = [(startup / part).read_bytes() for part in ("rootCA.pem", "client.key", "client.crt")]
+    channel = grpc.secure_channel(f"localhost:{kit.port}", grpc.ssl_channel_credentials(*parts), options=_OPTIONS)
+    grpc.channel_ready_future(channel).result(60.0)
+    answers: queue.Queue[Octets] = queue.Queue()
+
+    def answer() -> None:
+        for octets in channel.stream_stream("/bare/ask")(iter(answers.get, None)):
+            answers.put(service.hear(SERVER, octets))
+
+    say = channel.unary_unary("/bare/say")
+    threading.Thread(target=answer, daemon=True).start()
+    service.run(lambda name, octets, within: say(octets, timeout=within))
 
 
 # What is measured
 
 
 def latency() -> dict[str, Any]:
+    """Both ways of carrying, in turns."""
     found: dict[str, Any] = {}
     for size, octets in SIZES.items():
-        contacts = CONTACTS[size]
         found[size] = {}
         for bits in (32, 4):
             for busy in (False, True):
-                floor = bare(octets, contacts)
-                options = {"measure": "latency", "octets": octets, "bits": bits, "busy": busy, "contacts": contacts}
-                ours = measure(options, clients=2)
-                floor += bare(octets, contacts)
-                kind = f"{bits} bits, {'busy' if busy else 'idle'}"
-                found[size][kind] = {
-                    "bare": _ms(floor),
-                    "engine": _ms(ours["echo"]),
-                    "contact": _ms(ours["contact"]),
-                    "engine_over_bare": statistics.median(ours["echo"]) / statistics.median(floor),
-                    "contact_over_bare": statistics.median(ours["contact"]) / statistics.median(floor),
-                    "engine_cpu_share": ours["cpu_share"],
+                options = {"measure": "latency", "octets": octets, "bits": bits, "busy": busy}
+                turns: dict[str, list[float]] = {}
+                shares = []
+                for _ in range(2):
+                    for carrier in ("bare", "engine"):
+                        ours = measure({**options, "contacts": CONTACTS[size], "bare": carrier == "bare"}, clients=1)
+                        for kind in ("echo", "contact"):
+                            turns.setdefault(f"{carrier} {kind}", []).extend(ours[kind])
+                        shares += [ours["cpu_share"]] if carrier == "engine" else []
+                middle = {kind: statistics.median(seconds) for kind, seconds in turns.items()}
+                found[size][f"{bits} bits, {'busy' if busy else 'idle'}"] = {
+                    **{kind: _ms(seconds) for kind, seconds in turns.items()},
+                    "octets_ratio": middle["engine echo"] / middle["bare echo"],
+                    "contact_ratio": middle["engine contact"] / middle["bare contact"],
+                    "engine_cpu_share": statistics.mean(shares),
                 }
-                print(size, kind, found[size][kind], flush=True)
+                print(size, bits, busy, found[size][f"{bits} bits, {'busy' if busy else 'idle'}"], flush=True)
     return found
 
 
@@ -438,8 +436,6 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {"latency": latency, "rounds": 
 def main() -> None:
     if sys.argv[1:2] == ["party"]:
         return party(*sys.argv[2:])
-    if sys.argv[1:2] == ["bare"]:
-        return bare_client(*sys.argv[2:])
     wanted = sys.argv[1:] or [*PARTS, "page"]
     record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     for part in wanted:

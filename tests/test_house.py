@@ -13,12 +13,13 @@ OWN = {
     "tasks": {"tasks", "core.seams", "core.randomness"},
     "record": {"record", "core.seams"},
     "sim": {"sim", "core", "codec", "tasks", "record"},
-    "settings": {"settings", "core", "codec", "tasks", "sim"},
-    "run": {"run", "core", "codec", "tasks", "record", "sim", "settings"},
-    "cli": {"", "run", "record", "settings", "tasks"},
+    "deploy": {"deploy", "core", "codec", "tasks", "record"},
+    "settings": {"settings", "core", "codec", "tasks", "sim", "deploy"},
+    "run": {"run", "core", "codec", "tasks", "record", "sim", "deploy", "settings"},
+    "cli": {"", "run", "record", "settings", "tasks", "deploy.provision"},
     "theory": {"theory"},
     "version": set(),
-    "__init__": {"core", "codec", "sim", "version"},
+    "__init__": {"core", "codec", "sim", "tasks.local", "version"},
 }
 FOREIGN = {
     "core": {"torch"},
@@ -26,6 +27,7 @@ FOREIGN = {
     "tasks": {"torch", "numpy", "sklearn", "pooch", "PIL", "rich"},
     "record": {"torch", "numpy", "matplotlib", "tomli_w"},
     "sim": {"torch"},
+    "deploy": {"torch", "nvflare", "cryptography"},
     "settings": {"torch", "pydantic", "pydantic_core", "tomli_w"},
     "run": {"torch", "safetensors"},
     "cli": {"typer", "rich", "safetensors"},
@@ -73,3 +75,8 @@ def test_every_room_is_in_the_picture() -> None:
 def test_algorithm_1_stays_readable_next_to_the_paper() -> None:
     code = [line for line in (PACKAGE / "core" / "quafl.py").read_text(encoding="utf-8").splitlines() if line.strip()]
     assert len(code) <= 120
+
+
+def test_the_engine_stays_behind_its_seam() -> None:
+    users = {path.relative_to(PACKAGE).as_posix() for path in FILES if any("nvflare" in name for name in imports(path))}
+    assert users == {"deploy/flare.py", "deploy/provision.py"}

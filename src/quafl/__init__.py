@@ -3,6 +3,7 @@
 from quafl.codec import QSGD, Identity, Lattice
 from quafl.core import FedAvg, FedBuff, FedNova, QuAFL, adam, cosine, linear, momentum, sgd
 from quafl.sim import Absence, Change, Plan, Result, Simulation, World, simulate
+from quafl.tasks.local import Local
 from quafl.version import __version__
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "FedNova",
     "Identity",
     "Lattice",
+    "Local",
     "Plan",
     "QuAFL",
     "Result",

@@ -425,7 +425,7 @@ def _picture(status: dict[str, Any]) -> Table:
         table.add_column(heading, justify="left" if heading in ("client", "") else "right")
     for member in status["clients"]:
         speed = "–" if member["speed"] is None else f"{member['speed']:.1f}"
-        there = "there" if member["there"] else "away"
+        there = "there" if member["there"] and status["running"] else "away"
         counts = f"{member['contacts']:,}", f"{member['steps']:,}", speed, f"{member['dropped']:,}"
         table.add_row(escape(member["name"]), there, *counts)
     return table

@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import re
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -141,6 +142,12 @@ def trained_model(folder: Path, *, seed: int | None, which: Which) -> dict[str, 
         raise RecordError(
             f"{folder} holds several curves; choose one of {curves}" if curves else f"{folder} holds no run"
         )
+    plan = tomllib.loads((folder / SETTINGS).read_text(encoding="utf-8")).get("run", {})
+    if plan.get("clock") == "wall":  # a federation's: it has one seed, and its models when it has stopped or ended
+        path = folder / f"model-seed{plan['seed']}-{which}.safetensors"
+        if not path.exists():
+            raise RecordError(f"{folder} has no model yet; stop its server, or wait for its end")
+        return safetensors.torch.load_file(path)
     run_folder = RunFolder.reopen(folder)
     settings = run_folder.settings
     seed = settings.run.seeds[0] if seed is None else seed

@@ -71,12 +71,20 @@ class FederationRun(Section):
 class FederationSettings(Section):
     """All of it."""
 
-    label: str = "QuAFL"
+    label: str
     task: FederationTask
     clients: FederationClients = FederationClients()
     algorithm: DeployedAlgorithms = Field(default=QuAFLSettings(), discriminator="name")
     codec: CodecChoice = Field(default=LatticeSettings(), discriminator="name")
     run: FederationRun = FederationRun()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _labelled(cls, raw: Any) -> Any:
+        """By its algorithm, unless it has a label of its own."""
+        names = {"quafl": "QuAFL", "fedavg": "FedAvg", "fedbuff": "FedBuff"}
+        name = raw.get("algorithm", {}).get("name") if isinstance(raw, dict) else None
+        return {"label": names.get(name, "federation"), **raw} if isinstance(raw, dict) else raw
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
