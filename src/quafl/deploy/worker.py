@@ -5,6 +5,7 @@ done: a contact takes the state as it is, without waiting, and the step under wa
 """
 
 import logging
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from torch import Tensor
 from quafl.codec import Identity, wire
 from quafl.codec.identity import IDENTITY
 from quafl.core.client import contact, local_step, newcomer
-from quafl.core.randomness import Generators, derive
+from quafl.core.randomness import Generators
 from quafl.core.seams import (
     Algorithm,
     ClientState,
@@ -430,7 +431,7 @@ class Worker:
             with self._changed:
                 if run != self._run:
                     self._state, self._given, self._pending = None, None, None
-                    self._rng = Generators(derive(run, "client", torch.seed()))
+                    self._rng = Generators(secrets.randbits(63))
                     self._restore(run, text, terms)
                 elif self._state is not None:  # new settings of the same run: the model stays, the rest begins anew
                     self._state = self._newcomer(self._state.base[0], self._state.buffers[0], terms)

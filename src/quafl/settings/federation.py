@@ -84,7 +84,7 @@ class FederationSettings(Section):
         """By its algorithm, unless it has a label of its own."""
         names = {"quafl": "QuAFL", "fedavg": "FedAvg", "fedbuff": "FedBuff"}
         name = raw.get("algorithm", {}).get("name") if isinstance(raw, dict) else None
-        return {"label": names.get(name, "federation"), **raw} if isinstance(raw, dict) else raw
+        return {"label": names.get(str(name), "federation"), **raw} if isinstance(raw, dict) else raw
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
