@@ -299,6 +299,7 @@ def _json(path: Path) -> dict[str, Any]:
 def _write(path: Path, content: Any) -> None:
     with write_atomically(path) as stream:
         json.dump(content, stream, indent=2)
+    path.chmod(0o600)
 
 
 def _close_to_others(folder: Path) -> None:
