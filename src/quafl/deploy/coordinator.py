@@ -137,7 +137,8 @@ class Coordinator:
         self._here = {"rng": self._rng.state(), "clock": self._clock.state(), "fleet": self._fleet.state()}
 
     def _evaluate(self) -> None:
-        score = self._task.evaluate(self.server.model, self.server.buffers)
+        score = dict(self._task.evaluate(self.server.model, self.server.buffers))
+        score.pop("train_loss", None)  # nobody learns from what the server has
         row = make_row(self._plan.seed, self._clock.now(), self.server, self._fleet.totals, score)
         self.rows.append(row)
         if score and self._plan.worth(row) > self._best_worth:
