@@ -79,8 +79,7 @@ class Federation:
             self.folder / name,
             lambda text: self.terms,
             lambda octets, within: self.to_server(name, octets),
-            checkpoint_seconds=1e6,
-            **options,
+            **{"checkpoint_seconds": 1e6, **options},
         )
         self.workers[name] = worker
         worker.begin()

@@ -1,6 +1,7 @@
 """Who is in a federation: kits, certificates, and one sentence for whatever is wrong with them."""
 
 import stat
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,21 @@ from quafl.deploy.provision import ProvisionError
 from quafl.tasks import DataError
 from quafl.tasks.local import Local, make
 
+BROKEN = """
+from torch import nn
+
+
+def task(name):
+    return {}[name]
+
+
+def pair():
+    return 1, 2
+
+
+def blind(name):
+    return nn.Linear(2, 2), None
+"""
 FED = """
 [task]
 make = "quafl.tasks.demo:digits_of"
@@ -51,6 +67,8 @@ def test_a_client_is_added_under_the_same_authority_and_shut_out_for_good(tmp_pa
     before.verify_directly_issued_by(_authority(folder))
     certificate(kit).verify_directly_issued_by(_authority(folder))
     assert certificate(folder / "clients" / "north") == before
+    (folder / "server" / "run").mkdir()
+    (folder / "server" / "run" / "rows.csv").write_text("kept")
     listed = provision.revoke(folder, "north")
     assert listed.is_relative_to(folder / "server")
     assert provision.revoked(folder / "server") == ["north"]
@@ -58,8 +76,14 @@ def test_a_client_is_added_under_the_same_authority_and_shut_out_for_good(tmp_pa
         provision.add(folder, "north")
     with pytest.raises(ProvisionError, match="there are east"):
         provision.revoke(folder, "north")
+    old = certificate(folder / "server")
     assert provision.renew(folder, "server") == folder / "server"
+    assert certificate(folder / "server").serial_number != old.serial_number
     assert provision.revoked(folder / "server") == ["north"]
+    assert (folder / "server" / "run" / "rows.csv").read_text() == "kept"
+    listed.write_text("[")
+    with pytest.raises(ProvisionError, match="must be a list of names"):
+        provision.revoked(folder / "server")
 
 
 def _authority(folder: Path) -> x509.Certificate:
@@ -88,6 +112,7 @@ def test_a_certificate_near_its_end_is_warned_of_and_can_be_renewed(tmp_path: Pa
     [
         ("localhost", ["a"], "must look like host.example.org:8002"),
         ("localhost:99999", ["a"], "must look like"),
+        ("..:1", ["a"], "must look like"),
         ("localhost:8002", ["../evil"], "a name has letters"),
         ("localhost:8002", ["server"], "is not 'server'"),
         ("localhost:8002", ["a", "a"], "there is or was one of that name"),
@@ -124,6 +149,11 @@ def test_a_federation_is_not_overwritten(founded: Path) -> None:
         (["server", "{}/server", "--settings", "fed.toml", "--set", "codec.bits=17"], "codec.bits = 17"),
         (["server", "{}/server", "--settings", "bad.toml"], "task.make is missing"),
         (["client", "{}/clients/north", "--task", "nonsense"], "must look like package.module:function"),
+        (["client", "{}/clients/north", "--task", ":f"], "must look like package.module:function"),
+        (["client", "{}/clients/north", "--task", "builtins:dir"], "builtins:dir failed: ValueError"),
+        (["client", "{}/clients/north", "--task", "broken:task"], "broken:task failed: KeyError"),
+        (["client", "{}/clients/north", "--task", "broken:pair"], "cannot be used"),
+        (["client", "{}/clients/north", "--task", "broken:blind"], "cannot learn from nothing"),
         (["client", "{}/clients/north", "--task", "not.there:make"], "No module named 'not'"),
         (["client", "{}/clients/north", "--task", "math:tau"], "tau is not a function"),
         (["client", "{}/clients/north", "--task", "os:getcwd"], "os:getcwd returned a str"),
@@ -137,6 +167,8 @@ def test_what_is_wrong_is_said_in_a_sentence_before_anything_starts(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "fed.toml").write_text(FED)
     (tmp_path / "bad.toml").write_text("")
+    (tmp_path / "broken.py").write_text(BROKEN)
+    sys.modules.pop("broken", None)
     result = CliRunner().invoke(app, [argument.format(founded) for argument in arguments])
     assert result.exit_code == 2, result.output
     assert complaint in result.stderr.replace("\n", " ")

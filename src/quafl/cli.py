@@ -295,7 +295,8 @@ def federation_status(folder: _Folder = FOLDER) -> None:
         for heading in ("party", "certificate until", ""):
             table.add_column(heading)
         for kit in provision.kits(folder):
-            table.add_row(kit.name, f"{kit.expires:%Y-%m-%d}", "ends soon" if kit.warning() else "")
+            remark = "has ended" if kit.ended else "ends soon" if kit.warning() else ""
+            table.add_row(kit.name, f"{kit.expires:%Y-%m-%d}", remark)
         for name in provision.revoked(folder / provision.SERVER):
             table.add_row(name, "–", "revoked")
         console.print(table)
@@ -329,8 +330,8 @@ def server(
         opened = provision.open_kit(kit)
         if not opened.is_server:
             raise SettingsError(f"{kit} is the kit of {opened.name}; a server needs the server's")
+        _check_certificate(opened)
         federated.check_port(opened)
-        _warn(opened.warning())
         folder = (out or kit / federated.RUN).resolve()
         with _live() as show:
             process = federated.ServerProcess(
@@ -357,7 +358,7 @@ def client(
         opened = provision.open_kit(kit)
         if opened.is_server:
             raise SettingsError(f"{kit} is the server's kit; a client needs one of its own")
-        _warn(opened.warning())
+        _check_certificate(opened)
         process = federated.ClientProcess(
             opened,
             task,
@@ -386,7 +387,10 @@ def _engine() -> Iterator[tuple[Any, Any]]:
         _complain(str(error))
 
 
-def _warn(sentence: str | None) -> None:
+def _check_certificate(kit: Any) -> None:
+    sentence = kit.warning()
+    if kit.ended:
+        _complain(sentence)
     if sentence is not None:
         Console(stderr=True, soft_wrap=True).print(f"quafl: {sentence}", style="yellow", markup=False, highlight=False)
 

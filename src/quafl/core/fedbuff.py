@@ -14,6 +14,7 @@ from torch import Tensor
 
 from quafl.core.client import rebase
 from quafl.core.randomness import Generators
+from quafl.core.rows import lengthened
 from quafl.core.seams import Buffers, ClientState, Clock, Codecs, Counts, Fleet, Ids, Model, Note, Replies, ServerState
 from quafl.core.server import check_settings, tell
 
@@ -46,7 +47,7 @@ class FedBuff:
         self, state: ServerState, fleet: Fleet, codecs: Codecs, clock: Clock, rng: Generators
     ) -> Iterator[ServerState]:
         """w^0, w^1, …: one state a round, from the one given on."""
-        asked = state.extra.get("asked", torch.full((fleet.size,), -inf, dtype=torch.float64))
+        asked = lengthened(state.extra.get("asked", torch.empty(0, dtype=torch.float64)), fleet.size, -inf)
         buffer = state.extra.get("buffer", torch.zeros_like(state.model))  # Σ s(τ_i) Δ_i
         exact = state.extra.get("exact", torch.zeros_like(state.buffers))
         filled = int(state.extra.get("filled", 0))

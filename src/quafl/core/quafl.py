@@ -15,7 +15,7 @@ from torch import Tensor
 
 from quafl.core.client import SETTLED, rebase
 from quafl.core.randomness import Generators
-from quafl.core.rows import piecewise
+from quafl.core.rows import lengthened, piecewise
 from quafl.core.seams import Buffers, ClientState, Clock, Codecs, Counts, Fleet, Model, Note, ServerState
 from quafl.core.server import check_settings, exchange, expected_distance, mean_or
 
@@ -59,7 +59,7 @@ class QuAFL:
         self, state: ServerState, fleet: Fleet, codecs: Codecs, clock: Clock, rng: Generators
     ) -> Iterator[ServerState]:
         """X_0, X_1, …: one state a round, from the one given on."""
-        speeds = state.extra.get("speeds", torch.full((fleet.size,), torch.nan))
+        speeds = lengthened(state.extra.get("speeds", torch.empty(0)), fleet.size, torch.nan)
         while True:  # server, line 1
             clock.sleep(self.wait)
             note = Note(round=state.round, sampled=self.sampled, slowest=self._slowest(speeds, fleet))

@@ -26,6 +26,11 @@ def piecewise(function: Callable[..., Tensor], *rows: Tensor) -> Tensor:
     return whole
 
 
+def lengthened(values: Tensor, size: int, fill: float) -> Tensor:
+    """With `fill` for those who were not there when the values were kept."""
+    return torch.cat((values, values.new_full((max(0, size - len(values)),), fill)))
+
+
 def distance(mine: Tensor, theirs: Tensor) -> Tensor:
     """‖mine − theirs‖ of each row."""
     if mine.shape[-1] <= PIECE:

@@ -98,6 +98,7 @@ class Coordinator:
         try:
             if self.rows:
                 _log.info("going on from round %d, after %.0f s", self.server.round, self._clock.now())
+                self._fleet.replay()
             else:
                 self._fleet.available()  # the clock starts when there is somebody
                 self._clock.restore(0.0)
@@ -110,10 +111,7 @@ class Coordinator:
                     if self._is_over():
                         break
                     if monotonic() > saved_at:
-                        began = monotonic()
-                        self._save()
-                        spent = monotonic() - began
-                        saved_at = monotonic() + max(self._plan.checkpoint_seconds, spent / SHARE)
+                        saved_at = monotonic() + self._save()
         except Stopped:
             self._save(between_rounds=False)
             return False
@@ -146,20 +144,26 @@ class Coordinator:
         self._due = self._plan.every * (self._clock.now() // self._plan.every + 1)
         self._on_row(row)
 
-    def _save(self, *, between_rounds: bool = True) -> None:
-        self._checkpoints.save(
-            {
-                **self._here,
-                "made_with": self._made_with,
-                "server": _plain(self.server),
-                "best": _plain(self.best),
-                "best_worth": self._best_worth,
-                "rows": self.rows,
-                "due": self._due,
-            }
-        )
-        if between_rounds:  # else the journal has replies to the round that was left
-            self._fleet.forget_applied()
+    def _save(self, *, between_rounds: bool = True) -> float:
+        """Gives the seconds until the next time. A full disk must not end the run."""
+        began = monotonic()
+        try:
+            self._checkpoints.save(
+                {
+                    **self._here,
+                    "made_with": self._made_with,
+                    "server": _plain(self.server),
+                    "best": _plain(self.best),
+                    "best_worth": self._best_worth,
+                    "rows": self.rows,
+                    "due": self._due,
+                }
+            )
+            if between_rounds:  # else the journal has replies to the round that was left
+                self._fleet.forget_applied()
+        except OSError as error:
+            _log.error("no checkpoint could be written: %s; going on without", error)
+        return max(self._plan.checkpoint_seconds, (monotonic() - began) / SHARE)
 
 
 def _plain(state: ServerState) -> dict[str, Any]:

@@ -59,6 +59,8 @@ class Bridge(Widget):
     process waits in `service` until FLARE has made the bridge."""
 
     service: Service
+    largest = 0  # octets of a message
+    running = False
     code = 1  # unless the service ends by itself
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -71,6 +73,7 @@ class Bridge(Widget):
         if server is not None:
             self._cell.core_cell.set_message_interceptor(self._intercept)
         self._cell.register_request_cb(channel=CHANNEL, topic=TOPIC, cb=self._hear)
+        Bridge.running = True
         Thread(target=self._run, args=(engine,), name="service", daemon=True).start()
 
     def _run(self, engine: Any) -> None:
@@ -104,7 +107,7 @@ class Bridge(Widget):
 
     def _hear(self, request: Message) -> Message:
         name = request.get_header(MessageHeaderKey.ORIGIN)
-        if not Bridge.service.is_welcome(name):
+        if not self._is_welcome(name) or len(_octets(request)) > Bridge.largest:
             _log.warning("a message from %s was refused", name)
             return make_reply(ReturnCode.UNAUTHENTICATED)
         return make_reply(ReturnCode.OK, body=Bridge.service.hear(name, _octets(request)))
@@ -113,11 +116,15 @@ class Bridge(Widget):
         """At the server, whatever arrives: nobody speaks in another's name, or with another through the server."""
         origin, sender = message.get_header(MessageHeaderKey.ORIGIN), message.get_prop(MessagePropKey.ENDPOINT).name
         destination = message.get_header(MessageHeaderKey.DESTINATION)
-        if origin == sender and destination == SERVER and Bridge.service.is_welcome(origin):
+        if origin == sender and destination == SERVER and self._is_welcome(origin):
             return None
         _log.warning("a message from %s as %s to %s was refused", sender, origin, destination)
         refusal: Message = make_reply(ReturnCode.UNAUTHENTICATED)
         return refusal
+
+    def _is_welcome(self, name: str) -> bool:
+        """A name with a dot is that of a part of a party, which FLARE lets in with the party's certificate."""
+        return "." not in name and Bridge.service.is_welcome(name)
 
 
 class ToStderr(logging.Handler):
@@ -125,7 +132,10 @@ class ToStderr(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """A line."""
-        print(self.format(record), file=sys.stderr, flush=True)
+        try:
+            print(self.format(record), file=sys.stderr, flush=True)
+        except (OSError, ValueError):
+            self.handleError(record)
 
 
 def run_server(kit: Path, service: Service, *, largest_message: int) -> int:
@@ -159,17 +169,21 @@ def is_free(port: int) -> bool:
 
 
 def _run(kit: Path, service: Service, main: Callable[[Namespace], None], args: Namespace, largest_message: int) -> int:
-    Bridge.service = service
+    Bridge.service, Bridge.largest = service, largest_message
     os.environ["NVFLARE_STREAMING_MAX_BLOB_SIZE"] = str(largest_message)
     args.workspace = str(kit)
 
     def stop(number: int, frame: object) -> None:
-        if service.stop.is_set():
-            os._exit(128 + number)  # asked again
+        if service.stop.is_set() or not Bridge.running:
+            os._exit(128 + number)  # asked again, or before there was anything to save
         service.stop.set()
 
     def until_the_end(args: Namespace) -> int:
-        main(args)
+        try:
+            main(args)
+        except RuntimeError as error:
+            print(f"quafl: the server does not let this party in ({error}); was it revoked?", file=sys.stderr)
+            return 1
         sys.stdout.flush()
         return Bridge.code
 

@@ -5,8 +5,10 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from math import inf, isfinite, isnan, nan
+from statistics import median
 from threading import Condition, Event
 from time import monotonic
 from typing import Any, TypeAlias
@@ -58,6 +60,7 @@ _log = logging.getLogger(__name__)
 
 AskClient: TypeAlias = Callable[[str, bytes, float], Octets]  # to whom, octets, seconds to wait; or Unreachable
 
+RECENT = 8  # contacts
 GLANCE = 0.5  # seconds between two looks at whether to stop
 USUAL = 64  # accepted replies whose distances are remembered
 FEW = 8  # of them, below which nobody knows what is usual
@@ -73,7 +76,7 @@ class Limits:
     silence: float = 10.0  # seconds without a sign of life, after which a client is taken for gone
     contact_seconds: float = 30.0  # that a client may take to answer a message
     far: float = 20.0  # times the usual distance, from which on a reply is implausible
-    faults: int = 3  # in a row, after which a client is left out
+    faults: int = 3  # bad replies, or none at all, in a row, after which a client is left out
     exclusion: float = 60.0  # seconds, twice as many each further time
 
 
@@ -92,17 +95,19 @@ class Member:
     contacts: int = 0
     steps: int = 0
     speed: float = nan  # H_i
-    answered: bytes = b""  # the contact that it answered last
     session: str = ""  # of its process
+    answered: bytes = b""  # the contact that it answered last
+    asked: deque[bytes] = field(default_factory=lambda: deque(maxlen=RECENT))  # contacts whose answers may come late
 
 
 @dataclass(slots=True)
 class _Question:
     """A contact under way: one message to some clients."""
 
+    serial: int
     note: Note
     refine: Refine | None
-    server: ServerState | None  # whose model was sent: the key of the answers; None after a restart
+    server: ServerState | None  # whose model was sent: the key of the answers; None where there is no need of one
     whole: bytes = b""  # the same contact in full precision, once somebody has needed it
 
 
@@ -141,6 +146,7 @@ class NetworkFleet:
         self._ask_client, self._codecs, self._journal, self._welcome = ask, codecs, journal, welcome
         self._limits, self._stop = limits, stop
         self._sends_models = algorithm.compressed == "both ways"  # else displacements, which have no key
+        self._answers_later = algorithm.answers == "when done"
         self._budget = int(algorithm.budget(torch.ones(1)))
         self._server = start
         self._changed = Condition()  # guards what follows
@@ -151,6 +157,7 @@ class NetworkFleet:
         self._failed: list[int] = []
         self._usual: deque[float] = deque(maxlen=USUAL)
         self._started = False
+        self._serial = 0  # of the last contact
         self._pool = ThreadPoolExecutor(max_workers=64, thread_name_prefix="contact")
 
     # What the algorithm sees
@@ -167,29 +174,36 @@ class NetworkFleet:
 
     def send(self, to: Ids, packet: Packet, note: Note, refine: Refine) -> None:
         """Contact the clients, all at the same time."""
-        octets = _contact(packet, note)
-        ticket = messages.ticket_of(octets)
         chosen = set(to.tolist())
+        self._serial += 1
+        octets = _contact(packet, note, self._serial)
+        ticket = messages.ticket_of(octets)
+        keyed = self._codecs.down.keyed
         with self._changed:
-            self._questions[ticket] = _Question(note, refine if self._codecs.down.keyed else None, self._server)
+            self._questions[ticket] = _Question(
+                self._serial, note, refine if keyed else None, self._server if keyed else None
+            )
             members = [member for member in self._members.values() if member.number in chosen]
             for member in members:
-                self._lose(member)
-                self._owing[member.name] = ticket
+                self.totals.lost += member.name in self._owing  # it is not waited for any more
+                self._owe(member, ticket)
             self._forget_answered()
         for member in members:
             self._pool.submit(self._contact, member, ticket, octets)
 
     def receive(self, count: int, within: float, since: int) -> Replies:
-        """The earliest answers; nobody waits for clients that owe nothing or are gone."""
+        """The earliest answers; nobody waits for clients that owe nothing or are gone, but for a moment."""
         deadline = monotonic() + within
         with self._changed:
-            while True:
-                self._drop_late(since)
+            self._drop_late(since)
+            while len(self._arrived) < count and monotonic() < deadline:
                 waiting = any(self._is_live(self._members[name]) for name in self._owing)
-                if len(self._arrived) >= count or not waiting or monotonic() >= deadline:
+                if not waiting and self._arrived:
                     break
                 self._wait(min(GLANCE, max(deadline - monotonic(), 0.0)))
+                self._drop_late(since)
+                if not waiting:
+                    break
             taken, self._arrived = self._arrived[:count], self._arrived[count:]
             failed, self._failed = self._failed, []
         return self._replies(taken, failed)
@@ -225,29 +239,38 @@ class NetworkFleet:
     def state(self) -> dict[str, Any]:
         """For `restore`."""
         with self._changed:
-            kept = ("number", "dropped", "contacts", "steps", "speed")
+            kept = ("number", "dropped", "contacts", "steps", "speed", "exclusions")
+            owing = [(name, ticket, self._questions[ticket].note.round) for name, ticket in self._owing.items()]
+            arrived = [(arrival.member.name, arrival.ticket, arrival.round) for arrival in self._arrived]
             return {
                 "totals": asdict(self.totals),
+                "serial": self._serial,
+                "usual": list(self._usual),
                 "members": {name: {key: getattr(m, key) for key in kept} for name, m in self._members.items()},
-                "owing": {
-                    name: {"ticket": ticket.hex(), "round": self._questions[ticket].note.round}
-                    for name, ticket in self._owing.items()
-                },
+                "owing": {name: {"ticket": ticket.hex(), "round": asked} for name, ticket, asked in (*owing, *arrived)},
             }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from there: the clients are known again, and there as soon as they say hello."""
+        """Continue from there: the clients are known again, and there as soon as they say hello. What those who owe
+        nothing were asked since, nobody knows: they have failed."""
         with self._changed:
             self.totals = Totals(**state["totals"])
+            self._serial = state["serial"]
+            self._usual.extend(state["usual"])
             self._members = {name: Member(name, **values) for name, values in state["members"].items()}
+            self.size = max(self.size, len(self._members))
             for name, owed in state["owing"].items():
                 ticket = bytes.fromhex(owed["ticket"])
-                self._owing[name] = ticket
-                self._questions[ticket] = _Question(Note(owed["round"], 0, inf), None, None)
-        for name, ticket in list(self._owing.items()):
-            octets = self._journal.get(name, ticket)
-            if octets is not None:  # accepted, but not applied
-                self._contacted(self._members[name], octets)
+                self._owe(self._members[name], ticket)
+                self._questions[ticket] = _Question(0, Note(owed["round"], 0, inf), None, None)
+            self._failed = [member.number for name, member in self._members.items() if name not in self._owing]
+
+    def replay(self) -> None:
+        """Take the replies that were accepted, but not applied, before a restart."""
+        with self._changed:
+            owing = list(self._owing.items())
+        for name, ticket in owing:
+            self._guarded(self._members[name], ticket, partial(self._journal.get, name, ticket))
 
     def forget_applied(self) -> None:
         """A checkpoint was made: replies that the algorithm has taken are in it."""
@@ -267,6 +290,9 @@ class NetworkFleet:
             else:
                 _log.warning("%s, who is not a member: %s; its message is dropped", name, error)
             answer = Refused(str(error).encode())
+        except Exception:
+            _log.exception("a message from %s", name)
+            answer = Refused(b"something went wrong at the server")
         back = messages.to_bytes(answer)
         with self._changed:
             self.totals.up += len(octets)
@@ -285,9 +311,7 @@ class NetworkFleet:
         match message:
             case Repair():
                 return self._repair(message, owed)
-            case Reply(ticket=ticket) | Broken(ticket=ticket) | WantsAll(ticket=ticket):
-                if ticket == member.answered:
-                    return Received()  # it has not heard that it was taken the first time
+            case Reply() | Broken() | WantsAll():
                 self._take(member, message, octets)
                 return Received()
         raise WireError(f"a {type(message).__name__} is nothing that a client says")
@@ -310,12 +334,12 @@ class NetworkFleet:
             if not self._is_live(member) and not hello.get("leaving"):
                 _log.info("%s is there", name)
             if member.session not in ("", hello.get("session")):
-                self._lose(member)  # it has been restarted, and has forgotten what it was asked
+                self._lose(member, self._owing.get(name))  # restarted, it has forgotten what it was asked
             member.session = str(hello.get("session"))
             member.heard, member.away = monotonic(), bool(hello.get("leaving"))
             if member.away:
                 _log.info("%s has left", name)
-                self._lose(member)
+                self._lose(member, self._owing.get(name))
             self._changed.notify_all()
         return Welcome(messages.as_text(self._welcome))
 
@@ -335,71 +359,78 @@ class NetworkFleet:
     # A contact, in a thread of the pool
 
     def _contact(self, member: Member, ticket: bytes, octets: bytes) -> None:
+        self._guarded(member, ticket, lambda: self._journal.get(member.name, ticket) or self._ask(member, octets))
+
+    def _guarded(self, member: Member, ticket: bytes, answer: Callable[[], Octets | None]) -> None:
+        """Get an answer, if there is one, and take it; whatever goes wrong is the client's loss."""
         try:
-            back = self._journal.get(member.name, ticket) or self._ask(member, octets)
-            self._contacted(member, back)
+            octets = answer()
+            if octets is None:
+                return
+            match messages.from_bytes(octets):
+                case Reply() | Broken() | WantsAll() as message:
+                    self._take(member, message, octets)
+                case Accepted() if self._answers_later:
+                    pass
+                case Refused() as refusal:
+                    _log.warning("%s refused the contact: %s", member.name, messages.sentence(refusal))
+                    self._miss(member, ticket)
+                case other:
+                    raise WireError(f"answered a contact with a {type(other).__name__}")
         except Unreachable as error:
-            with self._changed:
-                member.away = True
-            self._give_up(member, str(error))
+            _log.warning("%s %s", member.name, error)
+            self._miss(member, ticket)
+            self._count_fault(member)
         except (WireError, DecodeError) as error:
-            self._fault(member, str(error))
+            self._fault(member, str(error), ticket)
         except Exception:
             _log.exception("contact with %s", member.name)
-            self._give_up(member, "something went wrong here")
-
-    def _contacted(self, member: Member, octets: Octets) -> None:
-        message = messages.from_bytes(octets)
-        match message:
-            case Reply() | Broken() | WantsAll():
-                self._take(member, message, octets)
-            case Accepted():
-                pass  # its answer comes by itself
-            case Refused(text):
-                self._give_up(member, f"refused the contact: {bytes(text).decode(errors='replace')}")
-            case other:
-                raise WireError(f"answered a contact with a {type(other).__name__}")
+            self._miss(member, ticket)
 
     def _contact_in_full(self, member: Member, ticket: bytes) -> None:
         """For a client that has no model, or one that is too far away."""
         with self._changed:
-            question = self._questions[ticket]
-            if question.server is None:
-                return self._lose(member)
-            if not question.whole:
-                packet = Identity().encode(question.server.model, exact=question.server.buffers)
-                question.whole = _contact(packet, question.note)
-            whole = messages.ticket_of(question.whole)
-            if whole == ticket:
-                raise WireError("asks for the whole model, which it has just been sent")
+            question = self._questions.get(ticket)
+        if question is None or question.server is None:
+            raise WireError("asks for the whole model, which it has been sent")
+        if not question.whole:
+            packet = Identity().encode(question.server.model, exact=question.server.buffers)
+            question.whole = _contact(packet, question.note, question.serial)
+        whole = messages.ticket_of(question.whole)
+        if whole == ticket:
+            raise WireError("asks for the whole model, which it has just been sent")
+        with self._changed:
+            if self._owing.get(member.name) != ticket:
+                return
             self._questions[whole] = question
-            self._owing[member.name] = whole
+            self._owe(member, whole)
         _log.info("%s gets the whole model", member.name)
         self._pool.submit(self._contact, member, whole, question.whole)
-        return None
 
     def _take(self, member: Member, message: Reply | Broken | WantsAll, octets: Octets) -> None:
         """An answer to a contact: judged, decoded, written down, and only then given to the algorithm."""
+        ticket = message.ticket
         with self._changed:
-            question = self._questions.get(message.ticket)
-            if question is None or self._owing.get(member.name) != message.ticket:
-                raise WireError("answers a round that it is not being asked about")
+            question = self._questions.get(ticket)
+            if question is None or self._owing.get(member.name) != ticket:
+                if ticket != member.answered and ticket not in member.asked:
+                    raise WireError("answers something that it was not asked")
+                return None  # late, or said again because it has not heard that it was taken: it is not applied
         if isinstance(message, WantsAll):
-            return self._contact_in_full(member, message.ticket)
+            return self._contact_in_full(member, ticket)
         if isinstance(message, Broken):
             with self._changed:
-                self._settle(member, message.ticket)
-                self._failed.append(member.number)
-                self.totals.broken += 1
-                self.totals.lost += 1
+                if self._settle(member, ticket):
+                    self._failed.append(member.number)
+                    self.totals.broken += 1
+                    self.totals.lost += 1
             _log.warning("%s, round %d: its progress was not finite", member.name, question.note.round)
             return None
         arrival = self._judge(member, question, message)
-        self._journal.add(member.name, message.ticket, octets)
+        self._journal.add(member.name, ticket, octets)
         with self._changed:
-            if self._owing.get(member.name) != message.ticket:
-                return None  # the same reply has come twice
-            self._settle(member, message.ticket)
+            if not self._settle(member, ticket):
+                return None  # the same reply has come twice, or too late
             member.faults, member.contacts, member.speed = 0, member.contacts + 1, arrival.speed
             member.steps += arrival.steps
             self.totals.contacts += 1
@@ -421,15 +452,20 @@ class NetworkFleet:
         if not (isnan(reply.speed) or 0 <= reply.speed <= self._budget):
             raise WireError(f"says that its speed is {reply.speed} steps a contact, could be at most {self._budget}")
         packet, up = wire.from_bytes(reply.packet), self._codecs.up
-        if packet.kind != "base" or packet.bits != up.bits or len(packet.exact) != len(self._server.buffers):
+        form, expected = (packet.kind, packet.bits, packet.dtype), ("base", up.bits, torch.float32)
+        if form != expected or len(packet.exact) != len(self._server.buffers):
             raise WireError(
-                f"sent a {packet.kind} message of {packet.bits} bits with {len(packet.exact)} exact values, expected a "
-                f"first one of {up.bits} bits with {len(self._server.buffers)}"
+                f"sent a message of the form {form} with {len(packet.exact)} exact values, expected {expected} with "
+                f"{len(self._server.buffers)}"
             )
         key = self._server.model if question.server is None else question.server.model
         vector = up.decode(packet, key=key, refine=self._refine_of(member, reply.ticket, packet))
         away = float(distance(vector, key) if self._sends_models else vector.norm())
-        self._believe(away, key)
+        self._believe(max(away, reply.distance), key)
+        self._believe_buffers(packet.exact)
+        with self._changed:
+            if away > 0:  # a client that has just come has not gone anywhere, which says nothing
+                self._usual.append(away)
         return _Arrival(
             member=member,
             ticket=reply.ticket,
@@ -458,16 +494,18 @@ class NetworkFleet:
         return refine
 
     def _believe(self, away: float, key: Tensor) -> None:
-        """Compare with the farthest of late; at first, with the size of a model. A client that has just come has not
-        gone anywhere, which says nothing."""
-        far = self._limits.far
+        """Compare with the usual distance. A client that was away for long may well be as far as the model is large."""
+        far, size = self._limits.far, float(key.norm())
         with self._changed:
-            known = len(self._usual) >= FEW
-            usual = max(self._usual) if known else max(float(key.norm()), len(key) ** 0.5)
-            if not isfinite(away) or away > far * usual:
-                raise WireError(f"its model is {away:.3g} away, more than {far:g} times the usual {usual:.3g}")
-            if away > 0:
-                self._usual.append(away)
+            usual = median(self._usual) if len(self._usual) >= FEW else max(size, len(key) ** 0.5)
+        if not isfinite(away) or away > max(far * usual, 2 * size):
+            raise WireError(f"its model is {away:.3g} away, more than {far:g} times the usual {usual:.3g}")
+
+    def _believe_buffers(self, exact: Tensor) -> None:
+        mine = self._server.buffers
+        usual = max(float(mine.norm()), len(mine) ** 0.5)
+        if float(distance(exact, mine)) > self._limits.far * usual:
+            raise WireError(f"its full-precision values are more than {self._limits.far:g} times {usual:.3g} away")
 
     def _ask(self, member: Member, octets: bytes) -> Octets:
         with self._changed:
@@ -494,15 +532,24 @@ class NetworkFleet:
             raise Stopped
         self._changed.wait(seconds)
 
-    def _settle(self, member: Member, ticket: bytes) -> None:
-        """It owes nothing any more."""
+    def _owe(self, member: Member, ticket: bytes) -> None:
+        self._owing[member.name] = ticket
+        member.asked.append(ticket)
+
+    def _settle(self, member: Member, ticket: bytes) -> bool:
+        """It owes nothing any more; whether it did."""
+        if self._owing.get(member.name) != ticket:
+            return False
         member.answered = ticket
         del self._owing[member.name]
         self._forget_answered()
+        return True
 
-    def _lose(self, member: Member) -> None:
-        """What it owes will not come."""
-        if self._owing.pop(member.name, None) is not None:
+    def _lose(self, member: Member, ticket: bytes | None) -> None:
+        """What it owes will not come, if it is this."""
+        if ticket is not None and self._owing.get(member.name) == ticket:
+            del self._owing[member.name]
+            self._forget_answered()
             self.totals.lost += 1
             self._failed.append(member.number)
             self._changed.notify_all()
@@ -516,22 +563,28 @@ class NetworkFleet:
         self.totals.lost += len(late)
         self.totals.contacts -= len(late)
         self._arrived = [arrival for arrival in self._arrived if arrival.round >= since]
-        for name in [name for name, ticket in self._owing.items() if self._questions[ticket].note.round < since]:
-            self._lose(self._members[name])
+        for name, ticket in list(self._owing.items()):
+            if self._questions[ticket].note.round < since:
+                self._lose(self._members[name], ticket)
 
     # Without it
 
-    def _give_up(self, member: Member, reason: str) -> None:
-        _log.warning("%s: %s", member.name, reason)
+    def _miss(self, member: Member, ticket: bytes) -> None:
+        """It does not answer; it is not asked again before it says hello."""
         with self._changed:
-            self._lose(member)
+            member.away = True
+            self._lose(member, ticket)
 
-    def _fault(self, member: Member, reason: str) -> None:
+    def _fault(self, member: Member, reason: str, ticket: bytes | None = None) -> None:
         _log.warning("%s: %s; its message is dropped", member.name, reason)
         with self._changed:
-            self._lose(member)
-            member.faults += 1
             member.dropped += 1
+            self._lose(member, ticket)
+        self._count_fault(member)
+
+    def _count_fault(self, member: Member) -> None:
+        with self._changed:
+            member.faults += 1
             if member.faults >= self._limits.faults:
                 seconds = min(self._limits.exclusion * 2**member.exclusions, LONGEST_EXCLUSION)
                 member.left_out_until = monotonic() + seconds
@@ -566,5 +619,5 @@ class NetworkFleet:
         )
 
 
-def _contact(packet: Packet, note: Note) -> bytes:
-    return messages.to_bytes(Contact(note.round, note.sampled, note.slowest, b""), *wire.to_parts(packet))
+def _contact(packet: Packet, note: Note, serial: int) -> bytes:
+    return messages.to_bytes(Contact(serial, note.round, note.sampled, note.slowest, b""), *wire.to_parts(packet))

@@ -14,6 +14,7 @@ from quafl.core.seams import HEADER_BYTES, WireError
 MAGIC = b"QFED"
 VERSION = 1
 TICKET = 16  # octets
+LONGEST_TEXT = 65536  # octets
 NOT_TOLD = -1  # steps of a client that keeps its speed to itself
 
 Octets: TypeAlias = bytes | bytearray | memoryview
@@ -23,8 +24,10 @@ _HEADER = struct.Struct("<4sBB2x")  # magic, version, kind
 
 @dataclass(frozen=True, slots=True)
 class Contact:
-    """The server's model, and what rides along with it: InteractWithServer."""
+    """The server's model, and what rides along with it: InteractWithServer. No two contacts of a run have the same
+    serial number."""
 
+    serial: int
     round: int
     sampled: int
     slowest: float
@@ -123,7 +126,7 @@ Message: TypeAlias = (
     | Finished
 )
 _LAYOUTS: dict[type[Message], struct.Struct] = {  # of the fields before the body; their order is the kind's number
-    Contact: struct.Struct("<QId"),
+    Contact: struct.Struct("<QQId"),
     Reply: struct.Struct(f"<{TICKET}sQqdd"),
     Accepted: struct.Struct(""),
     WantsAll: struct.Struct(f"<{TICKET}s"),
@@ -172,9 +175,14 @@ def from_bytes(octets: Octets) -> Message:
 
 
 def ticket_of(contact: Octets) -> bytes:
-    """The name of a contact: a digest of its headers, which have the round, and the packet's seed and checksum. The
-    same round of the same run asked again, after a restart say, has the same one; another model has another."""
+    """The name of a contact: a digest of its headers, which have its number, its round, and the packet's seed and
+    checksum. The same question after a restart has the same name, another model or another time another."""
     return blake2b(memoryview(contact)[:_HEADS], digest_size=TICKET).digest()
+
+
+def sentence(refused: Refused) -> str:
+    """What a peer gives as its reason, fit for a log."""
+    return repr(bytes(refused.text[:300]).decode(errors="replace"))
 
 
 def as_text(values: dict[str, Any]) -> bytes:
@@ -184,10 +192,12 @@ def as_text(values: dict[str, Any]) -> bytes:
 
 def from_text(text: Octets) -> dict[str, Any]:
     """What `as_text` wrote, or a WireError."""
+    if len(text) > LONGEST_TEXT:
+        raise WireError(f"message has a text of {len(text)} octets, must have at most {LONGEST_TEXT}")
     try:
         values = json.loads(bytes(text))
-    except ValueError as error:
-        raise WireError(f"message has a text that is not JSON ({error})") from error
+    except (ValueError, RecursionError) as error:
+        raise WireError(f"message has a text that is not JSON ({type(error).__name__})") from error
     if not isinstance(values, dict):
         raise WireError("message has a text that is not a table")
     return values

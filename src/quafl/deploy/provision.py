@@ -27,7 +27,7 @@ FEDERATION, REVOKED = "federation.json", "revoked.json"
 NEAR = 30  # days before its end, from which on a certificate is warned of
 ROLES = ("project_admin", "org_admin", "lead", "member")
 RIGHTS = ("submit_job", "clone_job", "manage_job", "download_job", "view", "operate", "shell_commands", "byoc")
-LARGEST_FRAME = 512_000_000  # octets that the engine takes at once; large messages come in chunks
+LARGEST_FRAME = 64_000_000  # octets that the engine takes at once; large messages come in chunks
 
 
 class ProvisionError(Exception):
@@ -48,11 +48,18 @@ class Kit:
         """Or a client's."""
         return self.name == SERVER
 
+    @property
+    def ended(self) -> bool:
+        """Its certificate is no longer good."""
+        return datetime.now(UTC) > self.expires
+
     def warning(self) -> str | None:
-        """About its certificate, if that ends soon."""
+        """About its certificate, if that ends soon, or has ended."""
         days = (self.expires - datetime.now(UTC)).days
         if days >= NEAR:
             return None
+        if self.ended:
+            return f"the certificate of {self.name} ended on {self.expires:%Y-%m-%d}; the organiser can renew it"
         return (
             f"the certificate of {self.name} ends in {days} days, on {self.expires:%Y-%m-%d}; the organiser renews it "
             f"with 'quafl federation renew {self.name}'"
@@ -63,13 +70,13 @@ def init(folder: Path, address: str, names: Sequence[str], *, valid_days: int = 
     """A new federation: an authority that is good for some time, the server's kit, and one for each client. Their
     certificates are good for 360 days, if the authority is."""
     host, port = _address(address)
-    if (folder / AUTHORITY).exists():
+    if (folder / AUTHORITY / FEDERATION).exists():
         raise ProvisionError(f"{folder} holds a federation already; choose another folder, or add clients to it")
     for number, name in enumerate(names):
         _check_name(name, names[:number])
     if valid_days < 1:
         raise ProvisionError(f"--valid-days {valid_days}: must be at least 1")
-    (folder / AUTHORITY).mkdir(parents=True)
+    (folder / AUTHORITY).mkdir(parents=True, exist_ok=True)
     (folder / AUTHORITY).chmod(0o700)
     description = {"host": host, "port": port, "valid_days": valid_days, "clients": list(names)}
     _provision(folder, description, [SERVER, *names])
@@ -87,20 +94,11 @@ def add(folder: Path, name: str) -> Path:
 
 
 def renew(folder: Path, name: str) -> Path:
-    """A kit with a new key and certificate in place of the old one, for the server or a client."""
+    """A new key and certificate in a party's kit, for the server or a client; what else is there stays."""
     description = _read(folder)
     _check_known(name, [SERVER, *description["clients"]])
-    state = folder / AUTHORITY / "state" / "cert.json"
-    content = _json(state)
-    content.pop(name, None)
-    _write(state, content)
-    place = folder / SERVER if name == SERVER else folder / CLIENTS / name
-    shut_out = revoked(folder / SERVER)
-    shutil.rmtree(place, ignore_errors=True)
-    _provision(folder, description, [name])
-    if name == SERVER and shut_out:
-        _write(place / "local" / REVOKED, shut_out)
-    return place
+    _provision(folder, description, [name], renewed=name)
+    return _place(folder, name)
 
 
 def revoke(folder: Path, name: str) -> Path:
@@ -117,7 +115,12 @@ def revoke(folder: Path, name: str) -> Path:
 def revoked(kit: Path) -> list[str]:
     """Names that the server whose kit this is does not listen to."""
     listed = kit / "local" / REVOKED
-    return list(json.loads(listed.read_text(encoding="utf-8"))) if listed.exists() else []
+    if not listed.exists():
+        return []
+    try:
+        return [str(name) for name in json.loads(listed.read_text(encoding="utf-8"))]
+    except (OSError, ValueError, TypeError) as error:
+        raise ProvisionError(f"{listed} cannot be read ({error}); it must be a list of names, as JSON") from error
 
 
 def kits(folder: Path) -> Iterator[Kit]:
@@ -144,10 +147,6 @@ def open_kit(path: Path) -> Kit:
         raise ProvisionError(
             f"{path} is not a start-up kit ({error}); make one with 'quafl federation init'"
         ) from error
-    if datetime.now(UTC) > loaded.not_valid_after_utc:
-        raise ProvisionError(
-            f"the certificate in {path} ended on {loaded.not_valid_after_utc:%Y-%m-%d}; the organiser can renew it"
-        )
     return Kit(path.resolve(), str(subject.value), int(target.rpartition(":")[2]), loaded.not_valid_after_utc)
 
 
@@ -162,8 +161,8 @@ def settle(kit: Kit) -> None:
     _write(path, resources)
 
 
-def _provision(folder: Path, description: dict[str, Any], wanted: Sequence[str]) -> None:
-    """Have FLARE make the kits, and put those that are wanted into the folder."""
+def _provision(folder: Path, description: dict[str, Any], wanted: Sequence[str], renewed: str | None = None) -> None:
+    """Have FLARE make the kits, and put those that are wanted into the folder, over what is there."""
     server = {
         "name": SERVER,
         "type": "server",
@@ -185,17 +184,25 @@ def _provision(folder: Path, description: dict[str, Any], wanted: Sequence[str])
         root = Path(scratch)
         if kept.exists():
             shutil.copytree(kept, root / PROJECT / "state")
-        context = Provisioner(str(root), builders).provision(prepare_project(project), logger=_Quiet())
+        if renewed is not None:
+            known = root / PROJECT / "state" / "cert.json"
+            _write(known, {name: value for name, value in _json(known).items() if name != renewed})
+        try:
+            context = Provisioner(str(root), builders).provision(prepare_project(project), logger=_Quiet())
+        except (ValueError, RuntimeError, OSError) as error:
+            raise ProvisionError(f"the start-up kits could not be made: {error}") from error
         if context.get("build_error"):
-            raise ProvisionError("the start-up kits could not be made; see the messages above")
+            raise ProvisionError("the start-up kits could not be made")
         made = next((root / PROJECT).glob("prod_*"))
         for name in wanted:
             _finish(made / name, description)
-            place = folder / SERVER if name == SERVER else folder / CLIENTS / name
-            place.parent.mkdir(exist_ok=True)
-            shutil.move(made / name, place)
+            shutil.copytree(made / name, _place(folder, name), dirs_exist_ok=True)
         shutil.copytree(root / PROJECT / "state", kept, dirs_exist_ok=True)
     _close_to_others(folder / AUTHORITY)
+
+
+def _place(folder: Path, name: str) -> Path:
+    return folder / SERVER if name == SERVER else folder / CLIENTS / name
 
 
 def _finish(kit: Path, description: dict[str, Any]) -> None:
@@ -267,7 +274,12 @@ class _Quiet:
 
 def _address(address: str) -> tuple[str, int]:
     host, colon, port = address.rpartition(":")
-    if not colon or not re.fullmatch(r"[A-Za-z0-9.-]+", host) or not port.isdigit() or not 0 < int(port) < 65536:
+    if (
+        not colon
+        or not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", host)
+        or not port.isdigit()
+        or not 0 < int(port) < 65536
+    ):
         raise ProvisionError(f"--server {address}: must look like host.example.org:8002")
     return host, int(port)
 

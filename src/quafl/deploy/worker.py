@@ -8,6 +8,7 @@ import logging
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from threading import Condition, Lock, Thread
 from time import monotonic
@@ -52,11 +53,13 @@ from quafl.deploy.messages import (
     Welcome,
 )
 from quafl.record.checkpoints import Checkpoints
+from quafl.record.summary import RecordError
 
 _log = logging.getLogger(__name__)
 
 HELLO_SECONDS = 2.0  # between two signs of life
-PATIENCE = 30.0  # for the server's answers
+HELLO_PATIENCE = 5.0  # seconds for the server's answer to them
+PATIENCE = 30.0  # for its answers to anything else
 FAR = 0.5  # of a message's blocks; if more do not decode, the model in full costs less than their repair
 
 
@@ -150,7 +153,10 @@ class Worker:
 
     def begin(self) -> None:
         """Start training, as soon as there is something to train."""
-        self._restored = self._checkpoints.newest()
+        try:
+            self._restored = self._checkpoints.newest()
+        except RecordError as error:
+            _log.error("%s; the server brings this client back", error)
         for thread in self._threads:
             thread.start()
 
@@ -171,11 +177,12 @@ class Worker:
             "session": self._session,
             "leaving": leaving,
         }
-        match self._exchange(Hello(messages.as_text(hello))):
+        octets = messages.to_bytes(Hello(messages.as_text(hello)))
+        match self._say(octets, HELLO_SECONDS if leaving else HELLO_PATIENCE):
             case Welcome(text):
                 self._agree_to(messages.from_text(text))
-            case Refused(text):
-                raise Rejected(bytes(text).decode(errors="replace"))
+            case Refused() as refusal:
+                raise Rejected(messages.sentence(refusal))
             case Finished():
                 self.finished = True
             case other:
@@ -231,7 +238,7 @@ class Worker:
                 return messages.to_bytes(Accepted())
             self._answering = True  # Y^i is frozen here
         try:
-            return self._answer(message, packet, ticket, terms)
+            return self._answer(message, packet, ticket, terms, train=_not_now)
         except _TooFar:
             return messages.to_bytes(WantsAll(ticket))
         finally:
@@ -239,7 +246,14 @@ class Worker:
                 self._answering = False
                 self._changed.notify_all()
 
-    def _answer(self, message: Contact, packet: Packet, ticket: bytes, terms: Terms) -> bytes:
+    def _answer(
+        self,
+        message: Contact,
+        packet: Packet,
+        ticket: bytes,
+        terms: Terms,
+        train: Callable[[ClientState], ClientState],
+    ) -> bytes:
         """InteractWithServer, for one client."""
         self._given = None  # the server has moved on
         joined = self._state is None
@@ -256,7 +270,7 @@ class Worker:
             codecs=codecs,
             optimizer=terms.optimizer,
             rng=self._rng["dither"],
-            train=self._take_budget,
+            train=train,
         )
         if joined:  # a contact that found nothing, because there was nothing, says nothing about the speed
             after = replace(
@@ -316,6 +330,8 @@ class Worker:
 
     def _packet(self, octets: Octets) -> Packet:
         packet = wire.from_bytes(octets)
+        if packet.dtype != torch.float32:
+            raise WireError(f"message is of {packet.dtype}, expected float32")
         if packet.dim != len(self._model) or (packet.kind == "base" and len(packet.exact) != len(self._buffers)):
             raise WireError(
                 f"message has d={packet.dim} and {len(packet.exact)} exact values, this client's model has "
@@ -378,7 +394,7 @@ class Worker:
         terms = self._terms
         assert terms is not None
         try:
-            octets = self._answer(task.message, task.packet, task.ticket, terms)
+            octets = self._answer(task.message, task.packet, task.ticket, terms, train=partial(self._take_budget, task))
         except _TooFar:
             octets = messages.to_bytes(WantsAll(task.ticket))
         except _Superseded:
@@ -392,8 +408,7 @@ class Worker:
             if self._pending is task:
                 self._pending = None
 
-    def _take_budget(self, state: ClientState) -> ClientState:
-        task = self._pending
+    def _take_budget(self, task: _Task, state: ClientState) -> ClientState:
         while int(state.taken) < int(state.budget):
             began = monotonic()
             state = self._step(state)
@@ -411,8 +426,9 @@ class Worker:
         while True:
             try:
                 match self._say(octets):
-                    case Refused(text):
-                        _log.warning("the answer to round %d was refused: %s", task.message.round, bytes(text).decode())
+                    case Refused() as refusal:
+                        said = messages.sentence(refusal)
+                        _log.warning("the answer to round %d was refused: %s", task.message.round, said)
                 return
             except (Unreachable, WireError):
                 with self._changed:
@@ -479,8 +495,11 @@ class Worker:
             if state is None or (state is self._saved and not clean):
                 return
             snapshot = self._snapshot(clean=clean)
-        self._checkpoints.save(snapshot)
-        self._saved = state
+        try:
+            self._checkpoints.save(snapshot)
+            self._saved = state
+        except OSError as error:
+            _log.error("no checkpoint could be written: %s; going on without", error)
 
     def _snapshot(self, *, clean: bool) -> dict[str, Any]:
         """`clean`: nothing of it will be sent before it is restored."""
@@ -498,8 +517,8 @@ class Worker:
     def _exchange(self, message: Message) -> Message:
         return self._say(messages.to_bytes(message))
 
-    def _say(self, octets: bytes) -> Message:
-        answer = self._ask(octets, PATIENCE)
+    def _say(self, octets: bytes, within: float = PATIENCE) -> Message:
+        answer = self._ask(octets, within)
         self._count(sent=octets, received=answer)
         return messages.from_bytes(answer)
 
@@ -507,6 +526,10 @@ class Worker:
         with self._counting:
             self.sent += len(sent)
             self.received += len(received)
+
+
+def _not_now(state: ClientState) -> ClientState:
+    raise AssertionError("a client that answers at once does not train first")
 
 
 def _to_tensor(octets: bytes) -> Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 from pickle import UnpicklingError
+from threading import Lock
 from typing import IO, Any
 from zipfile import BadZipFile
 
@@ -40,9 +41,14 @@ class Checkpoints:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._lock = Lock()
 
     def save(self, state: dict[str, Any]) -> None:
         """Whole, or not at all; the oldest goes."""
+        with self._lock:
+            self._save(state)
+
+    def _save(self, state: dict[str, Any]) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         before = self._files()
         number = 1 + max(before, default=0)
@@ -55,13 +61,16 @@ class Checkpoints:
             before[old].unlink(missing_ok=True)
 
     def newest(self) -> dict[str, Any] | None:
-        """The newest state that is whole; None if there is none."""
+        """The newest state that is whole; None if none was ever saved."""
+        path = None
         for path in self._newest_first():
             with path.open("rb") as stream:
                 digest = _digest(stream)
             if digest in path.name:
                 return load(path)
             _log.warning("%s is damaged: its checksum does not agree; using the one before it", path)
+        if path is not None:
+            raise RecordError(f"all checkpoints in {self._folder} are damaged; delete them to begin anew")
         return None
 
     def _newest_first(self) -> Iterator[Path]:

@@ -19,7 +19,7 @@ from uuid import uuid4
 import safetensors.torch
 
 from quafl.core.randomness import derive
-from quafl.core.seams import ServerState
+from quafl.core.seams import ServerState, WireError
 from quafl.deploy import provision
 from quafl.deploy.clock import WallClock
 from quafl.deploy.coordinator import Coordinator, Diverged
@@ -27,7 +27,7 @@ from quafl.deploy.flare import SERVER, is_free, run_client, run_server
 from quafl.deploy.fleet import AskClient, NetworkFleet
 from quafl.deploy.journal import Journal
 from quafl.deploy.messages import Octets
-from quafl.deploy.provision import Kit
+from quafl.deploy.provision import Kit, ProvisionError
 from quafl.deploy.worker import HELLO_SECONDS, Rejected, Unreachable, Worker
 from quafl.record.checkpoints import Checkpoints
 from quafl.record.files import write_atomically
@@ -43,6 +43,7 @@ RUN, STATUS = "run", "status.json"
 STATUS_SECONDS = 1.0  # between two of them
 STALE_SECONDS = 10.0  # after which nobody is taken to be writing them
 DEMO_STEPS = (0.01, 0.01, 0.04, 0.08)  # seconds that a local step takes each of the demo's clients
+LINGER_SECONDS = 1.5 * HELLO_SECONDS
 EXIT_SECONDS = 20.0  # that the demo waits for its clients to end
 LARGEST_WELCOME = 10_000_000  # octets that a client takes besides models
 
@@ -64,6 +65,7 @@ class ServerProcess:
         self._kit, self._settings, self._out, self._on_status, self._on_end = kit, settings, out, on_status, on_end
         self._task = local.make(settings.task.make, SERVER, settings.run.seed)
         self._ask: AskClient
+        self._shut_out = provision.revoked(kit.path)
         out.mkdir(parents=True, exist_ok=True)
         checkpoints = Checkpoints(out / "checkpoints")
         kept = checkpoints.newest()
@@ -119,10 +121,10 @@ class ServerProcess:
             over.set()
             watcher.join()
             self._tell(running=False)
-            self._fleet.close()
         self._keep_models()
         if ended:
             self._on_end()
+            self.stop.wait(LINGER_SECONDS)  # whoever was not reached hears it when saying hello
         else:
             _log.info("stopped in round %d; start again to go on", self._coordinator.server.round)
         return 0
@@ -136,7 +138,11 @@ class ServerProcess:
 
     def is_welcome(self, name: str) -> bool:
         """Everybody with a certificate who has not been revoked."""
-        return name not in provision.revoked(self._kit.path)
+        try:
+            self._shut_out = provision.revoked(self._kit.path)
+        except ProvisionError as error:
+            _log.error("%s; keeping to the one before", error)
+        return name not in self._shut_out
 
     def _check_same(self, kept: dict[str, Any], start: ServerState) -> None:
         before, now = kept["made_with"]["algorithm"], self._settings.algorithm.name
@@ -151,7 +157,10 @@ class ServerProcess:
             )
 
     def _record(self, row: Row) -> None:
-        write_rows(self._out / ROWS, self._coordinator.rows)
+        try:
+            write_rows(self._out / ROWS, self._coordinator.rows)
+        except OSError as error:
+            _log.error("the rows could not be written: %s", error)
         score = ", ".join(f"{name} {row[name]:.3f}" for name in ("accuracy", "loss") if name in row)
         sent = (row["bytes_up"] + row["bytes_down"]) / 1e6
         _log.info("round %d, %.0f s: %s, %.2f MB", row["round"], row["time"], score or "no test data", sent)
@@ -169,9 +178,12 @@ class ServerProcess:
 
     def _tell(self, *, running: bool) -> None:
         status = self._status(running)
-        with write_atomically(self._out / STATUS) as stream:
-            json.dump(status, stream, indent=2)
         self._on_status(status)
+        try:
+            with write_atomically(self._out / STATUS) as stream:
+                json.dump(status, stream, indent=2)
+        except OSError as error:
+            _log.error("the status could not be written: %s", error)
 
     def _status(self, running: bool) -> Status:
         coordinator, totals = self._coordinator, self._fleet.totals
@@ -215,8 +227,10 @@ class ClientProcess:
         self.stop = Event()
         self._kit, self._limit = kit, int(largest_message_mb * 1_000_000)
         self._ask: AskClient
+        task = local.make(make_task, kit.name, derive("client", kit.name))
+        task.batch(0, 0)  # what cannot be learned from is said now
         self._worker = Worker(
-            local.make(make_task, kit.name, derive("client", kit.name)),
+            task,
             folder,
             agree,
             lambda octets, within: self._ask(SERVER, octets, within),
@@ -226,6 +240,7 @@ class ClientProcess:
 
     def take_part(self) -> int:
         """Until the end; gives the exit code."""
+        print(f"{self._kit.name} is dialling the server, port {self._kit.port}", file=sys.stderr, flush=True)
         return run_client(self._kit.path, self._kit.name, self, largest_message=self._limit)
 
     def run(self, ask: AskClient) -> int:
@@ -233,10 +248,27 @@ class ClientProcess:
         self._ask = ask
         worker = self._worker
         worker.begin()
+        try:
+            self._keep_in_touch()
+        except (Rejected, WireError, OSError) as error:
+            _log.error("this client cannot take part: %s", error)
+            return 1
+        finally:
+            worker.end()
+        if worker.failure is not None:
+            return 1
+        if not worker.finished:
+            with suppress(Unreachable, WireError):
+                worker.say_hello(leaving=True)
+        _log.info("%s: %s", "the run is over" if worker.finished else "stopped", worker.status())
+        return 0
+
+    def _keep_in_touch(self) -> None:
+        """Until the end."""
         reached = None
-        while not (self.stop.is_set() or worker.finished or worker.failure):
+        while not (self.stop.is_set() or self._worker.finished or self._worker.failure):
             try:
-                worker.say_hello()
+                self._worker.say_hello()
                 if not reached:
                     _log.info("the server is there")
                 reached = True
@@ -244,20 +276,7 @@ class ClientProcess:
                 if reached is not False:
                     _log.warning("the server %s; training goes on, trying again", error)
                 reached = False
-            except Rejected as error:
-                _log.error("the server does not want this client: %s", error)
-                return 1
             self.stop.wait(HELLO_SECONDS)
-        worker.end()
-        if worker.failure is not None:
-            return 1
-        if worker.finished:
-            _log.info("the run is over: %s", worker.status())
-            return 0
-        with suppress(Unreachable):
-            worker.say_hello(leaving=True)
-        _log.info("stopped: %s", worker.status())
-        return 0
 
     def hear(self, name: str, octets: Octets) -> bytes:
         """The server has said something."""

@@ -9,7 +9,7 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from quafl.core.seams import Codecs, WireError
 from quafl.deploy.coordinator import Plan
 from quafl.deploy.fleet import Limits
-from quafl.deploy.worker import Terms
+from quafl.deploy.worker import HELLO_SECONDS, Terms
 from quafl.settings.algorithms import FedAvgSettings, FedBuffSettings, QuAFLSettings
 from quafl.settings.base import NotNegative, Positive, Section
 from quafl.settings.codecs import CodecChoice, LatticeSettings
@@ -29,7 +29,7 @@ class FederationClients(Section):
 
     start_with: int = Field(default=1, ge=1)
     most: int = Field(default=1000, ge=1)
-    silence: Positive = 10.0
+    silence: float = Field(default=10.0, gt=2 * HELLO_SECONDS, allow_inf_nan=False)
     contact_seconds: Positive = 30.0
     far: Positive = 20.0
     faults: int = Field(default=3, ge=1)
@@ -92,6 +92,8 @@ class FederationSettings(Section):
             raise ValueError("algorithm.patience = inf: must be finite, real clients vanish")
         if isinstance(self.algorithm, QuAFLSettings) and self.algorithm.speeds != "measured":
             raise ValueError(f"algorithm.speeds = {self.algorithm.speeds!r}: must be 'measured' where clients are real")
+        if self.clients.start_with > self.clients.most:
+            raise ValueError(f"clients.start_with = {self.clients.start_with}: must be at most {self.clients.most}")
         self.terms()
         return self
 

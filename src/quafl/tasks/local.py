@@ -78,10 +78,13 @@ def make(path: str, name: str, seed: int = 0) -> Task:
     The function takes the name, or nothing, and returns a `Local`, a pair (model, data), or a `Task`.
     """
     made = _call(_find(path), path, name)
-    if isinstance(made, tuple):
-        made = Local(*made)
-    if isinstance(made, Local):
-        return made.build(seed)
+    try:
+        if isinstance(made, tuple):
+            made = Local(*made)
+        if isinstance(made, Local):
+            return made.build(seed)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise DataError(f"what {path} returned cannot be used ({error}); return quafl.Local(model, data)") from error
     if all(hasattr(made, part) for part in ("initial", "batch", "gradient", "evaluate", "export")):
         task: Task = made
         return task
@@ -90,7 +93,7 @@ def make(path: str, name: str, seed: int = 0) -> Task:
 
 def _find(path: str) -> Callable[..., Any]:
     module_name, colon, function_name = path.partition(":")
-    if not colon or not function_name:
+    if not colon or not function_name or not module_name or module_name.startswith("."):
         raise DataError(f"--task {path}: must look like package.module:function")
     try:
         function = getattr(importlib.import_module(module_name), function_name)
@@ -103,8 +106,8 @@ def _find(path: str) -> Callable[..., Any]:
 
 
 def _call(function: Callable[..., Any], path: str, name: str) -> Any:
-    takes_name = len(inspect.signature(function).parameters) > 0
     try:
+        takes_name = len(inspect.signature(function).parameters) > 0
         return function(name) if takes_name else function()
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} failed: {error}") from error
+    except Exception as error:  # it is the user's, and may raise anything
+        raise DataError(f"{path} failed: {type(error).__name__}: {error}") from error
