@@ -239,22 +239,48 @@ def test_a_client_with_bad_intentions_gets_nowhere(tmp_path: Path) -> None:
         for name in CLIENTS[:2]:
             parties.start_client(name)
         parties.wait_for(lambda: parties.status()["round"] > 3)
-        rogue = Path(__file__).parent / "rogue.py"
-        kit = parties.kits / "clients" / "client-4"
-        done = subprocess.run(
-            [sys.executable, str(rogue), str(kit), "client-4"], capture_output=True, text=True, timeout=100, check=False
-        )
-        assert "ANSWERS" in done.stdout, done.stdout + done.stderr
-        answers = json.loads(done.stdout.partition("ANSWERS")[2].splitlines()[0])
+        answers = try_as("client-4", parties)
         assert answers.pop("hello with another model") == "Refused"
         assert answers.pop("nonsense") == "Refused"
-        assert len(answers) == 4
+        assert len(answers) == 5
         assert all(answer.startswith("cannot be reached") for answer in answers.values()), answers
+        assert "(ok)" not in answers["more than the limit in one frame"]
         assert "a message from client-4 as client-4 to client-1 was refused" in parties.log("server")
         assert "bound to origin client-4, not message origin client-1" in parties.log("server")  # the engine's words
         assert "dropped" not in parties.log("client-1")
+        parts = try_as("client-4.part", parties)  # the certificate is good for it, as far as the engine goes
+        assert not {"Welcome", "Refused"} & set(parts.values()), parts
         before = parties.status()["round"]
         parties.wait_for(lambda: parties.status()["round"] > before + 20)
+        assert parties.terminate("server") == 0
+
+
+def try_as(name: str, parties: Parties) -> dict[str, str]:
+    command = [
+        sys.executable,
+        str(Path(__file__).parent / "rogue.py"),
+        str(parties.kits / "clients" / "client-4"),
+        name,
+    ]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    except subprocess.TimeoutExpired:
+        return {"everything": "never let in"}
+    assert "ANSWERS" in done.stdout or "does not let this party in" in done.stderr, done.stdout + done.stderr
+    answers: dict[str, str] = json.loads((done.stdout.partition("ANSWERS")[2] or "{}").splitlines()[0])
+    return answers
+
+
+@long
+def test_a_client_that_finds_no_server_waits_for_it_and_can_be_stopped(tmp_path: Path) -> None:
+    with Parties(tmp_path) as parties:
+        for name in CLIENTS[:3]:
+            parties.start_client(name)
+        parties.wait_for(lambda: "is dialling the server" in parties.log("client-3"))
+        assert parties.terminate("client-3") == 143
+        parties.start_server()
+        parties.wait_for(lambda: parties.status()["round"] > 3)
+        assert parties.there() == {"client-1", "client-2"}
         assert parties.terminate("server") == 0
 
 
