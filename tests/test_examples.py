@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from quafl.settings import load_federation
+from quafl.tasks.local import make
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
@@ -20,3 +23,17 @@ def test_the_example_learns(name: str, pattern: str, least: float) -> None:
     assert done.returncode == 0, done.stderr
     (value,) = re.findall(pattern, done.stdout)
     assert float(value) >= least
+
+
+def test_the_federated_example_makes_every_partys_task_from_its_own_csv(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(EXAMPLES / "federation"))
+    subprocess.run([sys.executable, str(EXAMPLES / "federation" / "patients.py")], check=True, timeout=100)
+    settings = load_federation(str(EXAMPLES / "federation" / "fed.toml"))
+    tasks = {name: make(settings.task.make, name) for name in ("server", "north", "south")}
+    assert {len(task.initial()[0]) for task in tasks.values()} == {30 * 16 + 16 + 16 * 2 + 2 + 2 * 30}
+    assert tasks["north"].batch(0, 0).inputs.shape == (16, 30)
+    assert not tasks["north"].batch(0, 0).inputs.equal(tasks["south"].batch(0, 0).inputs)
+    assert 0 < tasks["server"].evaluate(*tasks["server"].initial())["accuracy"] < 1
