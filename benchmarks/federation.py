@@ -449,8 +449,10 @@ with all of them. Busy trainers take local steps all the time, on the same two c
 |---|---|---|---|---|---|---|---|---|
 {latency}
 
-Ratios are of p50s; asked for with idle trainers: at most 3. The engine's CPU is that of the octets over that of the
-contact, of server and client together.
+Ratios are of p50s; the aim, with idle trainers, is at most 3. The engine's CPU is that of the octets over that of the
+contact, of server and client together. Beside the bare stream that carries the octets and does nothing else with them,
+a whole contact over the engine takes, with idle trainers,
+{whole} times as long.
 
 ## Rounds
 
@@ -464,8 +466,9 @@ as it goes on two cores that all processes share.
 ## Memory
 
 How much a process grows, at most, during a contact with a model of 100 MB (25 million parameters), over the model's
-size; the engine's buffers included; the largest of four contacts. Asked for: at most 2. A busy client's training
-takes memory of its own at the same time.
+size; the engine's buffers included; the largest of four contacts. The aim is at most 2. At 32 bits the message
+itself is as large as the model, and the server has one of each direction at a time. A busy client's training takes
+memory of its own at the same time.
 
 | | server | client |
 |---|---|---|
@@ -476,6 +479,12 @@ takes memory of its own at the same time.
 def page(record: dict[str, Any]) -> str:
     latencies, rates, memories = (record[part]["measured"] for part in PARTS)
     return PAGE.format(
+        whole=", ".join(
+            f"{found['engine contact']['p50'] / found['bare echo']['p50']:.1f} ({size}, {kind.removesuffix(', idle')})"
+            for size, kinds in latencies.items()
+            for kind, found in kinds.items()
+            if kind.endswith("idle")
+        ),
         made="\n".join(f"- {part}: {_made(record[part])}" for part in PARTS),
         latency="\n".join(
             _row(
