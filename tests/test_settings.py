@@ -41,6 +41,7 @@ from quafl.settings import SettingsError, builtin, load
         ("codec.bits=0", "codec.bits = 0: must be from 1 to 16, or 32 for no compression"),
         ("codec.name=zip", "codec.name = 'zip': must be one of 'lattice', 'identity', 'qsgd'"),
         ("codec.bit=3", "unknown key codec.bit = 3; did you mean 'bits'? allowed here: name, bits, resolution, spread"),
+        ("run.device=abacus", "run.device = 'abacus': must be one that PyTorch can use here"),
         ("codec.bits=17", "codec.bits = 17: must be from 1 to 16, or 32 for no compression"),
         ("clients.slow=1.5", "clients.slow = 1.5: must be less than or equal to 1"),
         ("clients.count=0", "clients.count = 0: must be greater than or equal to 1"),

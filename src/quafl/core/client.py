@@ -56,7 +56,7 @@ def local_step(client: ClientState, task: Task, batch: Batch, optimizer: Optimiz
     gradient, buffers = task.gradient(client.base - client.progress, client.buffers, batch)
     displacement, optimizer_state = optimizer.update(gradient, client.optimizer)
     if optimizer.factor is not None:
-        displacement = optimizer.factor(client.round).unsqueeze(-1) * displacement
+        displacement = optimizer.factor(client.round).unsqueeze(-1).to(displacement.device) * displacement
     return replace(
         client,
         progress=client.progress + displacement,
@@ -112,7 +112,7 @@ def contact(
         noise = -noise  # Y^i then stands on what was heard: its error adds to the distance from X_t
     report = algorithm.report(clients, note)
     away = distance(report, heard)
-    sound = away.isfinite() & clients.buffers.isfinite().all(dim=-1)
+    sound = (away.isfinite() & clients.buffers.isfinite().all(dim=-1)).cpu()
     gap = denoised(away, noise)
     mean_steps = clients.expected_steps + (clients.taken - clients.expected_steps) / (clients.contacts + 1)
     speed = mean_steps.where(clients.contacts + 1 >= SETTLED, torch.nan)

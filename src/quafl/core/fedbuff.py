@@ -61,7 +61,7 @@ class FedBuff:
             if not len(replies.senders) and self.patience == inf:  # nobody will answer what they were sent
                 asked = torch.full_like(asked, -inf)
             decoded = codecs.up.decode(replies.answer.packet, key=state.model, refine=replies.refine)
-            buffer = buffer + (self._weights(state, replies) * decoded).sum(dim=0)  # line 6
+            buffer = buffer + (self._weights(state, replies).to(decoded.device) * decoded).sum(dim=0)  # line 6
             exact = exact + replies.answer.packet.exact.sum(dim=0)
             filled += len(replies.senders)
             if filled == self.sampled:

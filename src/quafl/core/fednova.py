@@ -55,6 +55,6 @@ class FedNova:
 def _normalised_mean(mine: Model, back: Exchange) -> Model:
     """x^(t+1,0) = x^(t,0) − τ_eff Σ p_i η d_i with η d_i = (x^(t,0) − x_i^(t,τ_i))/τ_i, τ_eff = Σ p_i τ_i and p_i = 1/m
     (equations 5 and 7, with ‖a_i‖₁ = τ_i, which is local SGD's)."""
-    steps = back.replies.answer.steps.unsqueeze(-1)
+    steps = back.replies.answer.steps.unsqueeze(-1).to(mine.device)
     directions = (mine - back.decoded) / steps
     return mine - steps.float().mean() * directions.mean(dim=0)

@@ -102,7 +102,7 @@ class QuAFL:
         """Y^i = X^i − η η_i h̃_i (client, line 2)."""
         if not self.weighted:
             return client.base - client.progress
-        return client.base - self._damping(client, note).unsqueeze(-1) * client.progress
+        return client.base - self._damping(client, note).unsqueeze(-1).to(client.base.device) * client.progress
 
     def adopt(self, client: ClientState, model: Model, buffers: Buffers, note: Note) -> ClientState:
         """X^i = Q(X_t)/(s+1) + s/(s+1)·(X^i − η η_i h̃_i) (client, line 6). Without averaging: Q(X_t)."""

@@ -63,7 +63,7 @@ class Rows:
 
         def choose(tensors: list[Tensor]) -> Tensor:
             mine, theirs = tensors
-            return torch.where(mask.view(-1, *[1] * (mine.ndim - 1)), mine, theirs)
+            return torch.where(mask.view(-1, *[1] * (mine.ndim - 1)).to(mine.device), mine, theirs)
 
         return self._combine(choose, [self, other])
 

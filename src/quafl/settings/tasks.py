@@ -43,6 +43,7 @@ class LearningTask(Section):
             per_class=run.per_class,
             lower_is_better=run.lower_is_better,
             seed=seed,
+            device=run.device,
         )
 
 

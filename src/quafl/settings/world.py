@@ -4,6 +4,7 @@ from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
+import torch
 from pydantic import BeforeValidator, Field, field_validator
 
 from quafl import sim
@@ -82,6 +83,16 @@ class Run(Section):
     per_client: bool = False  # the metric on each client's own data: mean, worst, 10th percentile
     per_class: bool = False  # the metric on each class
     potential: bool = False  # record Φ_t
+    device: str = "cpu"  # or "cuda", "cuda:1": where models, data and messages are
+
+    @field_validator("device")
+    @classmethod
+    def _usable(cls, device: str) -> str:
+        try:
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError) as error:
+            raise ValueError(f"must be one that PyTorch can use here ({str(error).splitlines()[0]})") from error
+        return device
 
     @field_validator("seeds")
     @classmethod

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from math import inf, isfinite
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -206,18 +207,21 @@ def simulate(
     world: World = World(),  # noqa: B008
     evaluations: int = 50,
     seed: int = 0,
+    device: torch.device | str = "cpu",
 ) -> Result:
     """Train `model` on the clients' data, a pair (inputs, targets) each, for `until` units of virtual time.
 
     Inputs and targets are tensors, or tuples or dictionaries of them, an example a row. `loss` and `metrics` take a
     batch's outputs and targets; the best model is chosen by the first metric, the higher the better unless
     `lower_is_better`. `test` is what the rows are measured on, by default all the clients' data. The module given is
-    not touched: the result holds trained copies. Training that leaves the finite numbers raises `Diverged`, which holds
-    the rows so far.
+    not touched: the result holds trained copies. Models, data and messages are on the `device`. Training that leaves
+    the finite numbers raises `Diverged`, which holds the rows so far.
     """
     if evaluations < 1:
         raise ValueError(f"evaluations is {evaluations}, must be at least 1")
-    task = Supervised(model, clients, loss=loss, metrics=metrics, test=test, batch_size=batch_size, seed=seed)
+    task = Supervised(
+        model, clients, loss=loss, metrics=metrics, test=test, batch_size=batch_size, seed=seed, device=device
+    )
     metric = next(iter(task.metrics), "loss")
     plan = Plan(until=until, every=until / evaluations, seed=seed, metric=metric, lower_is_better=lower_is_better)
     run = Simulation(task, len(clients), world, algorithm, codec, optimizer, plan)

@@ -45,6 +45,7 @@ class Supervised:
 
     Each client goes through its data in an order drawn anew for every epoch; step q's batch depends on (client, q)
     alone. A client with less than a batch uses all it has. `augment` changes a training batch's inputs at random.
+    Module and data are on the `device`.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Supervised:
         per_class: bool = False,
         lower_is_better: bool = False,
         seed: int = 0,
+        device: torch.device | str = "cpu",
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}, must be at least 1")
@@ -68,12 +70,13 @@ class Supervised:
             raise ValueError("there are no clients; give at least one")
         if metrics is not None and {"loss", "train_loss"} & metrics.keys():
             raise ValueError("a metric is called loss or train_loss, which are reported anyway; choose another name")
-        self.flat = Flat(module)
+        self._device = torch.device(device)
+        self.flat = Flat(module, self._device)
         self.metrics = {"accuracy": accuracy} if metrics is None else metrics
         self._sizes = [_examples(client, data) for client, data in enumerate(clients)]
-        self._clients = clients
+        self._clients = clients = [_to(data, self._device) for data in clients]
         self._loss = loss
-        self._test = test or _join(clients)
+        self._test = _to(test, self._device) if test else _join(clients)
         self._sample = _sample(clients, self._sizes)
         self._batch_size = batch_size
         self._augment = augment
@@ -107,7 +110,7 @@ class Supervised:
 
     def gradient(self, model: Model, buffers: Buffers, batch: Examples) -> tuple[Model, Buffers]:
         """Of the loss on the batch, for a single client."""
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []):
             torch.manual_seed(batch.seed)
             return self.flat.gradient(
                 model, buffers, lambda module: self._loss(trees.call(module, batch.inputs), batch.targets)
@@ -146,6 +149,11 @@ class Supervised:
         for label in targets.unique().tolist():
             chosen = targets == label
             yield f"{name}_class_{label}", float(metric(take((outputs, targets), chosen)[0], targets[chosen]))
+
+
+def _to(data: Data, device: torch.device) -> Data:
+    inputs, targets = (trees.change(part, lambda tensor: tensor.to(device)) for part in data)
+    return inputs, targets
 
 
 def take(data: Data, chosen: Tensor | slice) -> Data:

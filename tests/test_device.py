@@ -1,0 +1,47 @@
+"""On a GPU, where there is one: the same runs as on the CPU."""
+
+import pytest
+import torch
+from torch import nn
+
+import quafl
+from quafl import FedAvg, FedBuff, FedNova, Lattice, QuAFL, World, cosine, momentum, sgd
+from quafl.codec import QSGD
+from quafl.core.seams import Algorithm, Codec
+from quafl.tasks import digits, partition
+
+ALGORITHMS: dict[str, tuple[Algorithm, Codec]] = {
+    "QuAFL": (QuAFL(sampled=3, local_steps=4), Lattice(bits=6)),
+    "QuAFL weighted": (QuAFL(sampled=3, local_steps=4, weighted=True), Lattice(bits=6)),
+    "FedAvg": (FedAvg(sampled=3, local_steps=4), Lattice(bits=6)),
+    "FedBuff": (FedBuff(sampled=3, local_steps=4, server_lr=0.5), QSGD(bits=8)),
+    "FedNova": (FedNova(sampled=3, local_steps=4), Lattice(bits=6)),
+}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(("algorithm", "codec"), ALGORITHMS.values(), ids=ALGORITHMS.keys())
+@pytest.mark.parametrize("batch_norm", [False, True], ids=["plain", "batch norm"])
+def test_a_run_on_the_gpu_is_the_run_on_the_cpu(algorithm: Algorithm, codec: Codec, batch_norm: bool) -> None:
+    torch.manual_seed(0)
+    middle = [nn.BatchNorm1d(32)] if batch_norm else []
+    model = nn.Sequential(nn.Linear(64, 32), *middle, nn.ReLU(), nn.Linear(32, 10))
+
+    def rows(device: str) -> list[dict[str, float]]:
+        return quafl.simulate(
+            model=model,
+            clients=partition.iid(digits().train, 8),
+            test=digits().test,
+            algorithm=algorithm,
+            codec=codec,
+            optimizer=momentum(0.05, schedule=cosine(100)) if batch_norm else sgd(0.3),
+            world=World(slow=0.25),
+            until=150.0,
+            evaluations=3,
+            device=device,
+        ).rows
+
+    here, there = rows("cpu"), rows("cuda")
+    assert [row["local_steps"] for row in here] == [row["local_steps"] for row in there]
+    assert there[-1]["accuracy"] > 0.4
+    assert there[-1]["loss"] == pytest.approx(here[-1]["loss"], rel=0.1)
