@@ -6,7 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from federations import federation
 
+from quafl.deploy.coordinator import Plan
 from quafl.settings import load_federation
 from quafl.tasks.local import make
 
@@ -37,3 +39,18 @@ def test_the_federated_example_makes_every_partys_task_from_its_own_csv(
     assert tasks["north"].batch(0, 0).inputs.shape == (16, 30)
     assert not tasks["north"].batch(0, 0).inputs.equal(tasks["south"].batch(0, 0).inputs)
     assert 0 < tasks["server"].evaluate(*tasks["server"].initial())["accuracy"] < 1
+
+
+def test_the_federated_example_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(EXAMPLES / "federation"))
+    subprocess.run([sys.executable, str(EXAMPLES / "federation" / "patients.py")], check=True, timeout=100)
+    settings = load_federation(str(EXAMPLES / "federation" / "fed.toml"), ["algorithm.wait=0.01"])
+    terms = settings.terms()
+    with federation(tmp_path, terms.algorithm, terms.codecs.up, terms.optimizer, settings.clients.build()) as made:
+        run = made.coordinator(make(settings.task.make, "server"), Plan(rounds=80, every=1.0))
+        for name in ("north", "south"):
+            made.join(name, make(settings.task.make, name))
+        assert run.run()
+        assert run.rows[-1]["accuracy"] > 0.9
+        assert made.fleet.totals.lost == 0

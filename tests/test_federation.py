@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import inf, nan
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event, Thread, Timer
 from time import monotonic, sleep
 
 import pytest
@@ -395,6 +395,17 @@ def test_a_vanished_client_is_not_waited_for(tmp_path: Path) -> None:
         made.workers["b"] = gone
         gone.say_hello()
         assert made.fleet.available().tolist() == [0, 1]
+
+
+def test_a_run_ends_in_time_even_if_nobody_is_there(tmp_path: Path) -> None:
+    with federation(tmp_path, QuAFL(sampled=2, wait=0.01, patience=1.0), Lattice(bits=4), sgd(0.2)) as made:
+        run = made.coordinator(problem(), Plan(until=2.0))
+        worker = made.join("a", problem())
+        Timer(0.5, lambda: worker.say_hello(leaving=True)).start()
+        assert run.run()
+        assert run.rows[-1]["round"] == run.server.round > 0
+        again = made.coordinator(problem(), Plan(until=1.0))
+        assert again.run()
 
 
 def test_a_client_that_leaves_says_so(tmp_path: Path) -> None:

@@ -91,10 +91,12 @@ def test_a_client_joins_in_the_middle_and_a_revoked_one_is_shut_out(tmp_path: Pa
         parties.wait_for(lambda: parties.contacts("late") > 3)
         shown = subprocess.run([*quafl, "status", *folder], check=True, capture_output=True, text=True).stdout
         assert "late" in shown
+        assert "running: round" in shown
         subprocess.run([*quafl, "revoke", "client-2", *folder], check=True)
         parties.wait_for(lambda: "client-2" not in parties.there())
         before = parties.contacts("client-2")
-        parties.kill("client-2")
+        assert parties.running["client-2"].wait(60.0) == 1
+        assert "was it revoked?" in parties.log("client-2")
         parties.start_client("client-2")  # trying again does not help
         round = parties.status()["round"]
         parties.wait_for(lambda: parties.status()["round"] > round + 60)
@@ -245,7 +247,9 @@ def test_a_client_with_bad_intentions_gets_nowhere(tmp_path: Path) -> None:
         assert len(answers) == 5
         assert all(answer.startswith("cannot be reached") for answer in answers.values()), answers
         assert "(ok)" not in answers["more than the limit in one frame"]
-        assert "a message from client-4 as client-4 to client-1 was refused" in parties.log("server")
+        assert "a message from client-4 as client-4 to client-1 was refused: it must not do that" in parties.log(
+            "server"
+        )
         assert "bound to origin client-4, not message origin client-1" in parties.log("server")  # the engine's words
         assert "dropped" not in parties.log("client-1")
         parts = try_as("client-4.part", parties)  # the certificate is good for it, as far as the engine goes

@@ -175,6 +175,14 @@ def test_what_is_wrong_is_said_in_a_sentence_before_anything_starts(
     assert "Traceback" not in result.output
 
 
+def test_a_kit_is_used_by_one_process_at_a_time(founded: Path) -> None:
+    kit = provision.open_kit(founded / "clients" / "north")
+    with provision.in_use(kit), pytest.raises(ProvisionError, match="in use by another process"), provision.in_use(kit):
+        pass
+    with provision.in_use(kit):
+        pass
+
+
 def test_a_task_may_be_a_local_a_pair_or_a_task() -> None:
     one = make("quafl.tasks.demo:digits_of", "client-1")
     assert one.initial()[0].shape == (4810,)

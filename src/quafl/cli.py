@@ -233,6 +233,9 @@ federation = typer.Typer(no_args_is_help=True, help="Real federations: who is in
 app.add_typer(federation, name="federation")
 
 _Folder = Annotated[Path, typer.Option("--dir", help="The federation's folder.", file_okay=False)]
+_FolderOrKit = Annotated[
+    Path, typer.Option("--dir", help="The federation's folder, or the server's kit.", file_okay=False)
+]
 FOLDER = Path("federation")
 
 
@@ -272,7 +275,12 @@ def federation_renew(
 ) -> None:
     """Make a new kit, with a new key and certificate, for a party whose certificate ends."""
     with _one_sentence(), _engine() as (_, provision):
-        console.print(f"{provision.renew(folder, name)}: the new kit of {name}", highlight=False, soft_wrap=True)
+        console.print(
+            f"{provision.renew(folder, name)}: copy its startup folder over the old one at {name}; the old certificate "
+            f"stays good until its end",
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 @federation.command("revoke")
@@ -288,7 +296,7 @@ def federation_revoke(
 
 
 @federation.command("status")
-def federation_status(folder: _Folder = FOLDER) -> None:
+def federation_status(folder: _FolderOrKit = FOLDER) -> None:
     """Show who is in, until when, and, on the server's machine, who is there and how far the run is."""
     with _one_sentence(), _engine() as (federated, provision):
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -297,10 +305,11 @@ def federation_status(folder: _Folder = FOLDER) -> None:
         for kit in provision.kits(folder):
             remark = "has ended" if kit.ended else "ends soon" if kit.warning() else ""
             table.add_row(kit.name, f"{kit.expires:%Y-%m-%d}", remark)
-        for name in provision.revoked(folder / provision.SERVER):
+        kit = folder if (folder / "startup").exists() else folder / provision.SERVER
+        for name in provision.revoked(kit):
             table.add_row(name, "–", "revoked")
         console.print(table)
-        status = federated.read_status(folder / provision.SERVER / federated.RUN)
+        status = federated.read_status(kit)
         console.print("The server has not run here." if status is None else _picture(status))
 
 
@@ -333,7 +342,7 @@ def server(
         _check_certificate(opened)
         federated.check_port(opened)
         folder = (out or kit / federated.RUN).resolve()
-        with _live() as show:
+        with provision.in_use(opened), _live() as show:
             process = federated.ServerProcess(
                 opened, load_federation(str(settings), set_ or []), folder, show, lambda: _conclude_run(folder)
             )
@@ -359,15 +368,16 @@ def client(
         if opened.is_server:
             raise SettingsError(f"{kit} is the server's kit; a client needs one of its own")
         _check_certificate(opened)
-        process = federated.ClientProcess(
-            opened,
-            task,
-            (state or kit / "state").resolve(),
-            step_seconds=step_seconds,
-            tell_speed=not keep_speed,
-            largest_message_mb=largest_message_mb,
-        )
-        raise typer.Exit(process.take_part())
+        with provision.in_use(opened):
+            process = federated.ClientProcess(
+                opened,
+                task,
+                (state or kit / "state").resolve(),
+                step_seconds=step_seconds,
+                tell_speed=not keep_speed,
+                largest_message_mb=largest_message_mb,
+            )
+            raise typer.Exit(process.take_part())
 
 
 @contextmanager
@@ -429,7 +439,8 @@ def _picture(status: dict[str, Any]) -> Table:
         table.add_column(heading, justify="left" if heading in ("client", "") else "right")
     for member in status["clients"]:
         speed = "–" if member["speed"] is None else f"{member['speed']:.1f}"
-        there = "there" if member["there"] and status["running"] else "away"
+        there = "left out" if member["left_out"] else "there" if member["there"] else "away"
+        there = there if status["running"] else "away"
         counts = f"{member['contacts']:,}", f"{member['steps']:,}", speed, f"{member['dropped']:,}"
         table.add_row(escape(member["name"]), there, *counts)
     return table

@@ -8,6 +8,10 @@ class Stopped(Exception):
     """The process was asked to stop."""
 
 
+class TimeUp(Exception):
+    """The run has lasted as long as it should."""
+
+
 class WallClock:
     """Seconds of running since the beginning; a pause between two processes does not count."""
 

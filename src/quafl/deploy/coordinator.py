@@ -12,7 +12,7 @@ import torch
 from quafl.codec import Identity
 from quafl.core.randomness import Generators
 from quafl.core.seams import Algorithm, Codecs, ServerState, Task
-from quafl.deploy.clock import Stopped, WallClock
+from quafl.deploy.clock import Stopped, TimeUp, WallClock
 from quafl.deploy.fleet import NetworkFleet
 from quafl.record.checkpoints import Checkpoints
 from quafl.record.rows import Row, make_row, worth
@@ -96,12 +96,16 @@ class Coordinator:
         saved_at = monotonic()
         self._reach(self.server)
         try:
-            if self.rows:
+            self._fleet.ends_at = monotonic() + self._plan.until - self._clock.now()
+            if self.rows and self._is_over():
+                _log.info("this run is over already; raise run.until or run.rounds, or choose another --out")
+            elif self.rows:
                 _log.info("going on from round %d, after %.0f s", self.server.round, self._clock.now())
                 self._fleet.replay()
             else:
                 self._fleet.available()  # the clock starts when there is somebody
                 self._clock.restore(0.0)
+                self._fleet.ends_at = monotonic() + self._plan.until
                 self._evaluate()
             if not self._is_over():
                 for state in self._algorithm.rounds(self.server, self._fleet, codecs, self._clock, self._rng):
@@ -112,6 +116,10 @@ class Coordinator:
                         break
                     if monotonic() > saved_at:
                         saved_at = monotonic() + self._save()
+        except TimeUp:
+            _log.warning("nobody was there any more when the time was up")
+            if not self.rows:
+                self._evaluate()
         except Stopped:
             self._save(between_rounds=False)
             return False

@@ -29,7 +29,7 @@ from nvflare.private.fed.server.server_status import ServerStatus
 from nvflare.widgets.widget import Widget
 
 from quafl.deploy.messages import Octets
-from quafl.deploy.worker import Unreachable
+from quafl.deploy.worker import Unadmitted, Unreachable
 
 _log = logging.getLogger(__name__)
 
@@ -68,6 +68,7 @@ class Bridge(Widget):
         if event_type != EventType.SYSTEM_START:
             return
         engine: Any = fl_ctx.get_engine()
+        self._refused: set[tuple[str, str, str]] = set()
         server = getattr(engine, "server", None)
         self._cell = (server or engine.client).cell
         if server is not None:
@@ -102,7 +103,7 @@ class Bridge(Widget):
         )
         code = reply.get_header(MessageHeaderKey.RETURN_CODE)
         if code != ReturnCode.OK:
-            raise Unreachable(f"cannot be reached ({code})")
+            raise (Unadmitted if code == ReturnCode.UNAUTHENTICATED else Unreachable)(f"cannot be reached ({code})")
         return _octets(reply)
 
     def _hear(self, request: Message) -> Message:
@@ -118,7 +119,12 @@ class Bridge(Widget):
         destination = message.get_header(MessageHeaderKey.DESTINATION)
         if origin == sender and destination == SERVER and self._is_welcome(origin):
             return None
-        _log.warning("a message from %s as %s to %s was refused", sender, origin, destination)
+        if (sender, origin, destination) not in self._refused:  # each is said once
+            self._refused.add((sender, origin, destination))
+            reason = (
+                "is not admitted, or was revoked" if origin == sender and destination == SERVER else "must not do that"
+            )
+            _log.warning("a message from %s as %s to %s was refused: it %s", sender, origin, destination, reason)
         refusal: Message = make_reply(ReturnCode.UNAUTHENTICATED)
         return refusal
 

@@ -35,7 +35,7 @@ from quafl.core.seams import (
     WireError,
 )
 from quafl.deploy import messages
-from quafl.deploy.clock import Stopped
+from quafl.deploy.clock import Stopped, TimeUp
 from quafl.deploy.journal import Journal
 from quafl.deploy.messages import (
     NOT_TOLD,
@@ -65,6 +65,7 @@ GLANCE = 0.5  # seconds between two looks at whether to stop
 USUAL = 64  # accepted replies whose distances are remembered
 FEW = 8  # of them, below which nobody knows what is usual
 LONGEST_EXCLUSION = 3600.0  # seconds
+LARGEST_STATISTIC = 1e12  # of batch norm, say: far from what would spoil a mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,18 +159,21 @@ class NetworkFleet:
         self._usual: deque[float] = deque(maxlen=USUAL)
         self._started = False
         self._serial = 0  # of the last contact
+        self.ends_at = inf  # when nobody is waited for any more, in monotonic seconds
         self._pool = ThreadPoolExecutor(max_workers=64, thread_name_prefix="contact")
 
     # What the algorithm sees
 
     def available(self) -> Ids:
-        """Clients that are there and not left out; waits until somebody is."""
+        """Clients that are there and not left out; waits until somebody is, or raises TimeUp."""
         with self._changed:
             while True:
                 live = sorted(member.number for member in self._members.values() if self._is_live(member))
                 if len(live) >= (1 if self._started else self._limits.start_with):
                     self._started = True
                     return torch.tensor(live, dtype=torch.int64)
+                if monotonic() >= self.ends_at:
+                    raise TimeUp
                 self._wait(GLANCE)
 
     def send(self, to: Ids, packet: Packet, note: Note, refine: Refine) -> None:
@@ -223,6 +227,10 @@ class NetworkFleet:
         """Whether it can be contacted now."""
         with self._changed:
             return self._is_live(member)
+
+    def is_left_out(self, member: Member) -> bool:
+        """For its faults."""
+        return monotonic() < member.left_out_until
 
     def finish(self) -> None:
         """Tell everybody that the run is over."""
@@ -331,7 +339,8 @@ class NetworkFleet:
                 return Refused(f"there are {self._limits.clients} clients already, which is the limit".encode())
             if member is None:
                 member = self._members[name] = Member(name, number=len(self._members))
-            if not self._is_live(member) and not hello.get("leaving"):
+            gone = member.away or monotonic() - member.heard >= self._limits.silence
+            if gone and not hello.get("leaving"):
                 _log.info("%s is there", name)
             if member.session not in ("", hello.get("session")):
                 self._lose(member, self._owing.get(name))  # restarted, it has forgotten what it was asked
@@ -452,6 +461,8 @@ class NetworkFleet:
         if not (isnan(reply.speed) or 0 <= reply.speed <= self._budget):
             raise WireError(f"says that its speed is {reply.speed} steps a contact, could be at most {self._budget}")
         packet, up = wire.from_bytes(reply.packet), self._codecs.up
+        if len(packet.exact) and float(packet.exact.abs().max()) > LARGEST_STATISTIC:
+            raise WireError(f"has full-precision values of up to {float(packet.exact.abs().max()):.3g}")
         form, expected = (packet.kind, packet.bits, packet.dtype), ("base", up.bits, torch.float32)
         if form != expected or len(packet.exact) != len(self._server.buffers):
             raise WireError(
@@ -462,7 +473,6 @@ class NetworkFleet:
         vector = up.decode(packet, key=key, refine=self._refine_of(member, reply.ticket, packet))
         away = float(distance(vector, key) if self._sends_models else vector.norm())
         self._believe(max(away, reply.distance), key)
-        self._believe_buffers(packet.exact)
         with self._changed:
             if away > 0:  # a client that has just come has not gone anywhere, which says nothing
                 self._usual.append(away)
@@ -500,12 +510,6 @@ class NetworkFleet:
             usual = median(self._usual) if len(self._usual) >= FEW else max(size, len(key) ** 0.5)
         if not isfinite(away) or away > max(far * usual, 2 * size):
             raise WireError(f"its model is {away:.3g} away, more than {far:g} times the usual {usual:.3g}")
-
-    def _believe_buffers(self, exact: Tensor) -> None:
-        mine = self._server.buffers
-        usual = max(float(mine.norm()), len(mine) ** 0.5)
-        if float(distance(exact, mine)) > self._limits.far * usual:
-            raise WireError(f"its full-precision values are more than {self._limits.far:g} times {usual:.3g} away")
 
     def _ask(self, member: Member, octets: bytes) -> Octets:
         with self._changed:

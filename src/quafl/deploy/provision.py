@@ -1,9 +1,11 @@
 """Who is in a federation: an authority of its own, and a start-up kit with a certificate for every party."""
 
+import fcntl
 import json
 import re
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -40,6 +42,7 @@ class Kit:
 
     path: Path
     name: str
+    host: str
     port: int
     expires: datetime
 
@@ -124,11 +127,25 @@ def revoked(kit: Path) -> list[str]:
 
 
 def kits(folder: Path) -> Iterator[Kit]:
-    """Everybody's, as far as they are still in the folder."""
-    _read(folder)
-    for path in (folder / SERVER, *sorted((folder / CLIENTS).iterdir())):
+    """Everybody's, as far as they are in the folder; the only one, if the folder is a kit itself."""
+    if (folder / "startup").exists():
+        yield open_kit(folder)
+        return
+    known = _read(folder)["clients"]
+    for path in (folder / SERVER, *(folder / CLIENTS / name for name in known)):
         if (path / "startup").exists():
             yield open_kit(path)
+
+
+@contextmanager
+def in_use(kit: Kit) -> Iterator[None]:
+    """Nobody else uses the kit within the block."""
+    with (kit.path / "in-use").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ProvisionError(f"{kit.path} is in use by another process; a party runs once") from error
+        yield
 
 
 def open_kit(path: Path) -> Kit:
@@ -147,7 +164,8 @@ def open_kit(path: Path) -> Kit:
         raise ProvisionError(
             f"{path} is not a start-up kit ({error}); make one with 'quafl federation init'"
         ) from error
-    return Kit(path.resolve(), str(subject.value), int(target.rpartition(":")[2]), loaded.not_valid_after_utc)
+    host, _, port = target.rpartition(":")
+    return Kit(path.resolve(), str(subject.value), host, int(port), loaded.not_valid_after_utc)
 
 
 def settle(kit: Kit) -> None:

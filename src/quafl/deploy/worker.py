@@ -67,6 +67,10 @@ class Unreachable(Exception):
     """The other end did not answer."""
 
 
+class Unadmitted(Unreachable):
+    """The other end does not listen to this one."""
+
+
 class Rejected(Exception):
     """The server does not want this client: its reason, in a sentence."""
 

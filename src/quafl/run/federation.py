@@ -28,7 +28,7 @@ from quafl.deploy.fleet import AskClient, NetworkFleet
 from quafl.deploy.journal import Journal
 from quafl.deploy.messages import Octets
 from quafl.deploy.provision import Kit, ProvisionError
-from quafl.deploy.worker import HELLO_SECONDS, Rejected, Unreachable, Worker
+from quafl.deploy.worker import HELLO_SECONDS, Rejected, Unadmitted, Unreachable, Worker
 from quafl.record.checkpoints import Checkpoints
 from quafl.record.files import write_atomically
 from quafl.record.rows import Row, write_rows
@@ -39,13 +39,13 @@ from quafl.tasks.demo import CLIENTS
 
 _log = logging.getLogger(__name__)
 
-RUN, STATUS = "run", "status.json"
+RUN, STATUS, WHERE = "run", "status.json", "run-folder.txt"
 STATUS_SECONDS = 1.0  # between two of them
 STALE_SECONDS = 10.0  # after which nobody is taken to be writing them
 DEMO_STEPS = (0.01, 0.01, 0.04, 0.08)  # seconds that a local step takes each of the demo's clients
 LINGER_SECONDS = 1.5 * HELLO_SECONDS
 EXIT_SECONDS = 20.0  # that the demo waits for its clients to end
-LARGEST_WELCOME = 10_000_000  # octets that a client takes besides models
+REFUSALS = 5  # in a row, after which a client gives up
 
 Status: TypeAlias = dict[str, Any]  # what 'quafl federation status' and the live table show
 
@@ -103,12 +103,15 @@ class ServerProcess:
     def serve(self) -> int:
         """Until the end; gives the exit code."""
         provision.settle(self._kit)
+        (self._kit.path / WHERE).write_text(str(self._out), encoding="utf-8")
         limit = int(self._settings.clients.largest_message_mb * 1_000_000)
         return run_server(self._kit.path, self, largest_message=limit)
 
     def run(self, ask: AskClient) -> int:
         """The engine is up."""
         self._ask = ask
+        start_with = self._settings.clients.start_with
+        _log.info("listening on port %d; the run begins with %d clients or more", self._kit.port, start_with)
         over = Event()
         watcher = Thread(target=self._watch, args=(over,), name="status", daemon=True)
         watcher.start()
@@ -201,6 +204,7 @@ class ServerProcess:
                 {
                     "name": member.name,
                     "there": self._fleet.is_live(member),
+                    "left_out": self._fleet.is_left_out(member),
                     "contacts": member.contacts,
                     "steps": member.steps,
                     "speed": None if isnan(member.speed) else member.speed,
@@ -240,7 +244,8 @@ class ClientProcess:
 
     def take_part(self) -> int:
         """Until the end; gives the exit code."""
-        print(f"{self._kit.name} is dialling the server, port {self._kit.port}", file=sys.stderr, flush=True)
+        where = f"{self._kit.host}:{self._kit.port}"
+        print(f"{self._kit.name} is dialling the server at {where}, until it is there", file=sys.stderr, flush=True)
         return run_client(self._kit.path, self._kit.name, self, largest_message=self._limit)
 
     def run(self, ask: AskClient) -> int:
@@ -265,14 +270,17 @@ class ClientProcess:
 
     def _keep_in_touch(self) -> None:
         """Until the end."""
-        reached = None
+        reached, refusals = None, 0
         while not (self.stop.is_set() or self._worker.finished or self._worker.failure):
             try:
                 self._worker.say_hello()
                 if not reached:
                     _log.info("the server is there")
-                reached = True
+                reached, refusals = True, 0
             except Unreachable as error:
+                refusals = refusals + 1 if isinstance(error, Unadmitted) else 0
+                if refusals == REFUSALS:
+                    raise Rejected("the server does not listen to it; was it revoked?") from error
                 if reached is not False:
                     _log.warning("the server %s; training goes on, trying again", error)
                 reached = False
@@ -293,8 +301,11 @@ def check_port(kit: Kit) -> None:
         raise RunError(f"port {kit.port} is in use; is the server running already?")
 
 
-def read_status(out: Path) -> Status | None:
-    """What a server last said of its run, if it has run here."""
+def read_status(kit: Path) -> Status | None:
+    """What the server whose kit this is last said of its run, if it has run here."""
+    if not (kit / WHERE).exists():
+        return None
+    out = Path((kit / WHERE).read_text(encoding="utf-8"))
     if not (out / STATUS).exists():
         return None
     status: Status = json.loads((out / STATUS).read_text(encoding="utf-8"))
