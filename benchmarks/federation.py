@@ -433,8 +433,8 @@ def memory() -> dict[str, Any]:
 PAGE = """# The real federation, measured
 
 Loopback, mutual TLS, a process for each party. Both carriers are measured in turns in one run: NVIDIA FLARE (the
-engine), and a bare grpcio stream with the same kind of certificates. Made by `make bench-federation`; raw numbers in
-[federation.json](federation.json).
+engine), and a bare grpcio stream with the same kind of certificates. `make bench-federation` runs all parts; each one
+here was made by the command beside it. Raw numbers: [federation.json](federation.json).
 
 {made}
 

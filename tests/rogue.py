@@ -12,7 +12,7 @@ from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
 from nvflare.fuel.f3.cellnet.utils import new_cell_message
 
 from quafl.deploy import messages
-from quafl.deploy.flare import CHANNEL, SERVER, TOPIC, Bridge, run_client
+from quafl.deploy.flare import CHANNEL, SERVER, TOPIC, run_client
 from quafl.deploy.messages import Contact, Hello, Octets
 from quafl.deploy.worker import Unreachable
 
@@ -60,4 +60,3 @@ class Rogue:
 
 if __name__ == "__main__":
     run_client(Path(sys.argv[1]), sys.argv[2], Rogue(), largest_message=100_000_000)
-    assert Bridge.service is not None

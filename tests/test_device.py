@@ -36,12 +36,12 @@ def test_a_run_on_the_gpu_is_the_run_on_the_cpu(algorithm: Algorithm, codec: Cod
             codec=codec,
             optimizer=momentum(0.05, schedule=cosine(100)) if batch_norm else sgd(0.3),
             world=World(slow=0.25),
-            until=150.0,
+            until=400.0,  # FedAvg needs more than 150 for the accuracy asked for below
             evaluations=3,
             device=device,
         ).rows
 
     here, there = rows("cpu"), rows("cuda")
     assert [row["local_steps"] for row in here] == [row["local_steps"] for row in there]
-    assert there[-1]["accuracy"] > 0.4
+    assert there[-1]["accuracy"] > 0.6
     assert there[-1]["loss"] == pytest.approx(here[-1]["loss"], rel=0.1)
