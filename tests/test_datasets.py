@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from quafl.core.counter import Draws, key_from
 from quafl.settings import load
 from quafl.tasks import DataError, cifar10, fashion_mnist, leaf, mnist, partition
 from quafl.tasks import celeba as read_celeba
@@ -297,10 +298,9 @@ def test_more_clients_than_users_is_refused() -> None:
 
 
 def test_pictures_are_moved_by_at_most_four_pixels_and_mirrored_half_of_the_time() -> None:
-    rng = torch.Generator().manual_seed(0)
     pictures = torch.zeros(2000, 1, 32, 32, dtype=torch.uint8)
     pictures[:, :, 10, 12] = 200
-    changed = crop_and_flip(pictures, rng)
+    changed = crop_and_flip(pictures, Draws(key_from(0)))
     assert changed.shape == pictures.shape
     assert (changed.sum(dim=(1, 2, 3)) == 200).all()
     places = changed.flatten(1).argmax(dim=1)

@@ -9,8 +9,8 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "src" / "quafl"
 OWN = {
     "core": {"core"},
-    "codec": {"codec", "core.seams"},
-    "tasks": {"tasks", "core.seams", "core.randomness"},
+    "codec": {"codec", "core.seams", "core.counter"},
+    "tasks": {"tasks", "core.seams", "core.randomness", "core.counter"},
     "record": {"record", "core.seams"},
     "sim": {"sim", "core", "codec", "tasks", "record"},
     "deploy": {"deploy", "core", "codec", "tasks", "record"},

@@ -67,6 +67,12 @@ class Rows:
 
         return self._combine(choose, [self, other])
 
+    def with_rows(self, rows: Tensor, other: Self) -> Self:
+        """The other's rows, in the places given; mine elsewhere."""
+        return self._combine(
+            lambda tensors: tensors[0].index_copy(0, rows.to(tensors[0].device), tensors[1]), [self, other]
+        )
+
     def each(self, change: Callable[[Tensor], Tensor]) -> Self:
         """Every tensor changed in the same way."""
         return self._combine(lambda tensors: change(tensors[0]), [self])

@@ -113,7 +113,7 @@ class MNISTTask(ClassTask):
 
     def module(self, seed: int) -> nn.Module:
         """784, 32, 10."""
-        return models.mlp(784, self.hidden, 10, seed=seed, pixels=models.MNIST)
+        return models.mlp(784, self.hidden, 10, seed=seed, pixels=models.MNIST())
 
 
 class FashionTask(ClassTask):

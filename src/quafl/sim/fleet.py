@@ -2,6 +2,7 @@
 clients together, because nobody can tell before."""
 
 import logging
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from math import inf
@@ -29,13 +30,15 @@ from quafl.core.seams import (
     Totals,
 )
 from quafl.sim.clock import VirtualClock
-from quafl.sim.executors import Sequential
+from quafl.sim.executors import Choice, Name
 from quafl.sim.link import Link
+from quafl.sim.precision import Precision, arithmetic
 from quafl.sim.store import Store
 from quafl.sim.traffic import Sent, Traffic, Trip
 
 _log = logging.getLogger(__name__)
-CACHED = 2**20  # coordinates: clients are contacted in groups whose models stay in a processor's cache
+# Coordinates: clients are contacted in groups whose models stay in a processor's cache, or in a fraction of a GPU.
+TOGETHER = defaultdict(lambda: 2**20, cuda=2**28)
 _CERTAIN = 2**40  # contacts behind a mean that one more does not change
 
 
@@ -50,7 +53,8 @@ class SimulatedFleet:
 
     The server's link carries the exchanges of `sampled` clients at a time, or any number if not `limited`.
     `unreachable` is the probability that a contact is lost on its way to the client, which then knows nothing of it.
-    `expected_steps` are the H_i, where the world knows them in advance.
+    `expected_steps` are the H_i, where the world knows them in advance. Local steps are taken by the `executor`, their
+    gradients in the `precision`.
     """
 
     def __init__(
@@ -67,12 +71,15 @@ class SimulatedFleet:
         limited: bool = True,
         unreachable: float = 0.0,
         expected_steps: Tensor | None = None,
+        executor: Name = "auto",
+        precision: Precision = "float32",
     ) -> None:
         given = {}
         if expected_steps is not None:
             given = {"expected_steps": expected_steps, "contacts": torch.full((len(expected_steps),), _CERTAIN)}
         self.totals = Totals()
-        self.clients = Store(newcomer(*task.initial(), optimizer), algorithm.budget(speeds.relative()), **given)
+        somebody, budget = newcomer(*task.initial(), optimizer), algorithm.budget(speeds.relative())
+        self.clients = Store(somebody, budget, **given)
         self.size = len(self.clients)
         self._since = torch.zeros(self.size, dtype=torch.float64)  # when each client's local steps began
         self._traffic = Traffic(link, algorithm.sampled if limited else self.size)
@@ -81,8 +88,19 @@ class SimulatedFleet:
         self._failures = 0  # of clients that had taken a step, in a row
         self._bearable = min(self.size, 4 * algorithm.sampled)
         self._silence = 0.0  # when all who were asked last would have answered, if nothing had been lost
-        self._execute = Sequential(task, optimizer)
-        self._together = max(1, CACHED // max(len(task.initial()[0]), 1))
+        self._device, self._precision = somebody.base.device, precision
+        self._together = max(1, TOGETHER[self._device.type] // max(len(somebody.base), 1))
+        with arithmetic(precision, self._device):
+            choice = Choice(
+                task,
+                optimizer,
+                somebody,
+                self.size,
+                min(algorithm.sampled, self._together),
+                int(budget.max()),
+                precision,
+            )
+            self.execute = choice.make(executor)
         self._silent = _no_answer(self.clients[torch.empty(0, dtype=torch.int64)], codecs)
         self._optimizer, self._algorithm, self._codecs = optimizer, algorithm, codecs
         self._clock, self._speeds, self._rng = clock, speeds, rng
@@ -123,7 +141,8 @@ class SimulatedFleet:
             return refinement
 
         def train(clients: ClientState) -> ClientState:
-            return self._execute(clients, ids, steps)
+            with arithmetic(self._precision, self._device):
+                return self.execute(clients, ids, steps)
 
         clients = self.clients[ids]
         heard = self._codecs.down.decode(packet, key=clients.base, refine=repair)

@@ -16,7 +16,9 @@ from quafl.core.seams import Algorithm, Codec, Codecs, Optimizer, ServerState, T
 from quafl.record.diagnostics import potential
 from quafl.record.rows import Row, make_row, worth
 from quafl.sim.clock import VirtualClock
+from quafl.sim.executors import Name
 from quafl.sim.fleet import Diverged, SimulatedFleet
+from quafl.sim.precision import Precision, arithmetic
 from quafl.sim.world import World
 from quafl.tasks.supervised import Data, Measure, Supervised
 
@@ -66,7 +68,7 @@ class _Best:
 class Simulation:
     """An iterator of rounds: each gives the row of an evaluation, or None. Between two, `state` is all that another
     one, made from the same parts, needs to go on from there. `expected_steps` are the H_i, where they are known in
-    advance."""
+    advance; `executor` and `precision` are as in `simulate`."""
 
     def __init__(
         self,
@@ -79,6 +81,8 @@ class Simulation:
         plan: Plan,
         *,
         expected_steps: Tensor | None = None,
+        executor: Name = "auto",
+        precision: Precision = "float32",
     ) -> None:
         if algorithm.sampled > clients:
             raise ValueError(
@@ -102,9 +106,16 @@ class Simulation:
             limited=world.link_limited,
             unreachable=world.unreachable,
             expected_steps=expected_steps,
+            executor=executor,
+            precision=precision,
         )
         self._reach(self.server)
         self._due, self._evaluated, self._still = 0.0, False, 0
+
+    @property
+    def executor(self) -> str:
+        """How local steps are computed."""
+        return self._fleet.execute.name
 
     def __iter__(self) -> Iterator[Row | None]:
         """At time 0, whenever `every` more time has passed, and at the last state that is reached by the time `until`,
@@ -162,7 +173,8 @@ class Simulation:
         self._spread = potential(state.model, self._fleet.clients.everybody().base) if self._plan.potential else None
 
     def _evaluate(self) -> Row:
-        score = self._task.evaluate(self.server.model, self.server.buffers)
+        with arithmetic("float32", self.server.model.device):
+            score = self._task.evaluate(self.server.model, self.server.buffers)
         if not isfinite(score["loss"]):
             if not self.rows:
                 raise ValueError(f"the loss of the initial model is {score['loss']}; look at the model and the data")
@@ -208,14 +220,18 @@ def simulate(
     evaluations: int = 50,
     seed: int = 0,
     device: torch.device | str = "cpu",
+    executor: Name = "auto",
+    precision: Precision = "float32",
 ) -> Result:
     """Train `model` on the clients' data, a pair (inputs, targets) each, for `until` units of virtual time.
 
     Inputs and targets are tensors, or tuples or dictionaries of them, an example a row. `loss` and `metrics` take a
     batch's outputs and targets; the best model is chosen by the first metric, the higher the better unless
     `lower_is_better`. `test` is what the rows are measured on, by default all the clients' data. The module given is
-    not touched: the result holds trained copies. Models, data and messages are on the `device`. Training that leaves
-    the finite numbers raises `Diverged`, which holds the rows so far.
+    not touched: the result holds trained copies. Models, data and messages are on the `device`. Local steps are taken
+    by the `executor`: "sequential", "vectorised", "graph", or on a GPU the one found fastest ("auto"); gradients are
+    computed in "float32", "tf32" or "bfloat16". Training that leaves the finite numbers raises `Diverged`, which holds
+    the rows so far.
     """
     if evaluations < 1:
         raise ValueError(f"evaluations is {evaluations}, must be at least 1")
@@ -224,7 +240,9 @@ def simulate(
     )
     metric = next(iter(task.metrics), "loss")
     plan = Plan(until=until, every=until / evaluations, seed=seed, metric=metric, lower_is_better=lower_is_better)
-    run = Simulation(task, len(clients), world, algorithm, codec, optimizer, plan)
+    run = Simulation(
+        task, len(clients), world, algorithm, codec, optimizer, plan, executor=executor, precision=precision
+    )
     try:
         for _ in run:
             pass

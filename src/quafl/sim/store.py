@@ -1,7 +1,6 @@
 """The clients' states, copy on write: one that was never contacted is the newcomer, and costs nothing."""
 
-from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,9 +16,10 @@ class Store:
 
     def __init__(self, newcomer: ClientState, budget: Counts, **given: Tensor) -> None:
         self.budget = budget
-        self._newcomer = _without_progress(newcomer)
+        self._newcomer = newcomer
         self._given = {"budget": budget, **given}
-        self._known: dict[int, ClientState] = {}
+        self._counters = {name: getattr(newcomer, name).expand(len(budget)).clone() for name in _COUNTERS}
+        self._known: dict[int, _Heavy] = {}
 
     def __len__(self) -> int:
         return len(self.budget)
@@ -31,14 +31,28 @@ class Store:
 
     def __getitem__(self, ids: Ids) -> ClientState:
         """Those clients, a row each, not to be changed in place."""
-        rows = self._rows(ids)
-        given = {name: values[ids] for name, values in self._given.items()}
-        return replace(rows, progress=torch.zeros_like(rows.base), **given)  # type: ignore[arg-type]
+        base, buffers, *optimizer = (
+            map(_stack, zip(*map(self._row, ids.tolist()), strict=True))
+            if len(ids)
+            else (tensor.new_empty((0, *tensor.shape)) for tensor in _heavy(self._newcomer))
+        )
+        counters = {name: values[ids] for name, values in (self._counters | self._given).items()}
+        return ClientState(
+            base=base,
+            progress=base.new_zeros(()).expand_as(base),
+            buffers=buffers,
+            optimizer=tuple(optimizer),
+            taken=torch.zeros_like(ids),
+            **counters,
+        )
 
     def put(self, ids: Ids, clients: ClientState) -> None:
         """Keep what those clients have become."""
-        for row, client in enumerate(ids.tolist()):
-            self._known[client] = _without_progress(clients[row]).each(_own)
+        rows = zip(*(tensor.unbind() for tensor in _heavy(clients)), strict=True)
+        self._known |= {client: tuple(map(_own, row)) for client, row in zip(ids.tolist(), rows, strict=True)}
+        self._counters = {
+            name: values.index_copy(0, ids, getattr(clients, name)) for name, values in self._counters.items()
+        }
 
     def everybody(self) -> ClientState:
         """All n, a row each."""
@@ -46,21 +60,26 @@ class Store:
 
     def state(self) -> dict[str, Any]:
         """For `restore`."""
-        return {"clients": {client: row.tree() for client, row in self._known.items()}}  # shared, not copied
+        return {"known": dict(self._known), "counters": dict(self._counters)}  # shared, and never changed in place
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from there."""
-        self._known = {client: ClientState.from_tree(tree) for client, tree in state["clients"].items()}
+        self._known, self._counters = dict(state["known"]), dict(state["counters"])
 
-    def _rows(self, ids: Ids) -> ClientState:
-        rows = [self._known.get(client, self._newcomer) for client in ids.tolist()]
-        if not rows:
-            return self._newcomer.each(lambda tensor: tensor.new_empty((0, *tensor.shape)))
-        return ClientState.stack(rows) if len(rows) > 1 else rows[0].each(lambda tensor: tensor.unsqueeze(0))
+    def _row(self, client: int) -> "_Heavy":
+        return self._known.get(client) or _heavy(self._newcomer)
 
 
-def _without_progress(client: ClientState) -> ClientState:
-    return replace(client, progress=client.base.new_empty(0), taken=torch.zeros_like(client.taken))
+_COUNTERS = "steps", "round", "contacts", "expected_steps"
+_Heavy: TypeAlias = tuple[Tensor, ...]  # a client's model, buffers and optimizer
+
+
+def _heavy(client: ClientState) -> _Heavy:
+    return client.base, client.buffers, *client.optimizer
+
+
+def _stack(tensors: tuple[Tensor, ...]) -> Tensor:
+    return torch.stack(tensors) if len(tensors) > 1 else tensors[0].unsqueeze(0)
 
 
 def _own(tensor: Tensor) -> Tensor:

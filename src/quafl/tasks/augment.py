@@ -4,15 +4,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from quafl.core.counter import Draws
 
-def crop_and_flip(pictures: Tensor, rng: torch.Generator, *, margin: int = 4) -> Tensor:
+
+def crop_and_flip(pictures: Tensor, draws: Draws, *, margin: int = 4) -> Tensor:
     """Each picture moved by up to `margin` pixels over a black border, and mirrored half of the time."""
     count, _, height, width = pictures.shape
+    here = pictures.device
     padded = functional.pad(pictures, [margin] * 4)
-    down, right = torch.randint(2 * margin + 1, (2, count, 1), generator=rng)
-    columns = torch.arange(width).expand(count, width)
-    mirrored = torch.rand(count, 1, generator=rng) < 0.5
-    columns = torch.where(mirrored, columns.flip(-1), columns) + right
-    rows = torch.arange(height) + down
-    which = torch.arange(count).view(-1, 1, 1)
+    down, right = draws.integers(2 * margin + 1, 2, count, 1)
+    mirrored = draws.uniform(count, 1) < 0.5
+    places = torch.arange(width, device=here).expand(count, width)
+    columns = torch.where(mirrored, width - 1 - places, places) + right
+    rows = torch.arange(height, device=here) + down
+    which = torch.arange(count, device=here).view(-1, 1, 1)
     return padded.movedim(1, -1)[which, rows.unsqueeze(-1), columns.unsqueeze(1)].movedim(-1, 1).contiguous()

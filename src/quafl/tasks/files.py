@@ -25,13 +25,13 @@ class Files:
 
     def find(self) -> dict[str, Path]:
         """Each file's place, uncompressed ones welcome too; downloaded if it is nowhere."""
-        places = [place / self.folder for place in (_own(), _cache(), SYSTEM) if place is not None]
+        places = [place / self.folder for place in (_own(), cache_folder(), SYSTEM) if place is not None]
         for place in places:
             found = {name: _either(place / name) for name in self.md5}
             if all(path.exists() for path in found.values()):
                 return found
-        self._download(_cache() / self.folder)
-        return {name: _cache() / self.folder / name for name in self.md5}
+        self._download(cache_folder() / self.folder)
+        return {name: cache_folder() / self.folder / name for name in self.md5}
 
     def _download(self, folder: Path) -> None:
         try:
@@ -64,7 +64,8 @@ def _own() -> Path | None:
     return Path(own).expanduser() if own else None
 
 
-def _cache() -> Path:
+def cache_folder() -> Path:
+    """Where this package keeps what it can get again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quafl"
 
 

@@ -2,35 +2,72 @@
 
 from collections.abc import Callable, Iterable
 from copy import deepcopy
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+
+from quafl.tasks.dropout import count_dropout
+
+Call: TypeAlias = Callable[..., Any]  # a module, or what stands for one
 
 
 class Flat:
     """A private copy of a module, on a device, whose parameters are views of whatever vector it is given.
 
-    Frozen parameters and integer buffers stay in the copy; a tied parameter appears once.
+    Frozen parameters and integer buffers stay in the copy; a tied parameter appears once. Dropout is counted from the
+    `key` of a step.
     """
 
     def __init__(self, module: nn.Module, device: torch.device | str = "cpu") -> None:
         self._original = module
         self._device = torch.device(device)
-        self._module = deepcopy(module).float().to(device)
-        self._parameters = [p for p in self._module.parameters() if p.requires_grad]
-        self._buffers = [b for b in self._module.buffers() if b.is_floating_point()]
+        self._module = deepcopy(module).float()
+        self._dropouts = count_dropout(self._module)
+        _stop_counting_batches(self._module)
+        self._module.to(device)
+        self._parameters = {name: p for name, p in self._module.named_parameters() if p.requires_grad}
+        self._buffers = {name: b for name, b in self._module.named_buffers() if b.is_floating_point()}
 
     def initial(self) -> tuple[Tensor, Tensor]:
         """The module's own parameters and buffers."""
-        return self._flatten(p.detach() for p in self._parameters), self._flatten(self._buffers)
+        return self._flatten(p.detach() for p in self._parameters.values()), self._flatten(self._buffers.values())
 
-    def gradient(self, model: Tensor, buffers: Tensor, loss: Callable[[nn.Module], Tensor]) -> tuple[Tensor, Tensor]:
+    def gradient(
+        self, model: Tensor, buffers: Tensor, key: Tensor, loss: Callable[[Call], Tensor]
+    ) -> tuple[Tensor, Tensor]:
         """∇ loss(module) at the vector, and the buffers after the pass in training mode."""
         after = buffers.clone()
         self._point_at(model, after)
         self._module.train()
-        gradients = torch.autograd.grad(loss(self._module), self._parameters, materialize_grads=True)
-        return self._flatten(gradients), after
+        for _, layer in self._dropouts:
+            layer.key.copy_(key)
+            layer.calls = 0
+        parameters = list(self._parameters.values())
+        return self._flatten(torch.autograd.grad(loss(self._module), parameters, materialize_grads=True)), after
+
+    def pure_gradient(
+        self, model: Tensor, buffers: Tensor, key: Tensor, loss: Callable[[Call], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """The same without touching anything: it can be vectorised and traced."""
+        self._module.train()
+        for _, layer in self._dropouts:
+            layer.calls = 0
+
+        def value(model: Tensor) -> tuple[Tensor, Tensor]:
+            after = [
+                part.clone() for part in _split(buffers, self._buffers.values())
+            ]  # vmap updates whole tensors only
+            named = {
+                **dict(zip(self._parameters, _split(model, self._parameters.values()), strict=True)),
+                **dict(zip(self._buffers, after, strict=True)),
+                **{f"{name}.key": key for name, _ in self._dropouts},
+            }
+            result = loss(lambda *args, **parts: torch.func.functional_call(self._module, named, args, parts))
+            return result, self._flatten(after)
+
+        gradient, after = torch.func.grad(value, has_aux=True)(model)
+        return gradient, after
 
     def at(self, model: Tensor, buffers: Tensor) -> nn.Module:
         """The module at the vector, in evaluation mode; valid until the next call."""
@@ -48,13 +85,20 @@ class Flat:
         return result
 
     def _point_at(self, model: Tensor, buffers: Tensor) -> None:
-        for tensors, vector in ((self._parameters, model), (self._buffers, buffers)):
+        for tensors, vector in ((self._parameters.values(), model), (self._buffers.values(), buffers)):
             for tensor, part in zip(tensors, _split(vector, tensors), strict=True):
                 tensor.data = part
 
     def _flatten(self, tensors: Iterable[Tensor]) -> Tensor:
         parts = [t.reshape(-1) for t in tensors]
         return torch.cat(parts) if parts else torch.empty(0, device=self._device)
+
+
+def _stop_counting_batches(module: nn.Module) -> None:
+    """Batch norm counts its batches for a mean over all of them; with a momentum, for nothing."""
+    for layer in module.modules():
+        if getattr(layer, "momentum", None) is not None and getattr(layer, "num_batches_tracked", None) is not None:
+            setattr(layer, "num_batches_tracked", None)  # noqa: B010  # torch's types know no buffer that is None
 
 
 def _split(vector: Tensor, like: Iterable[Tensor]) -> Iterable[Tensor]:

@@ -1,7 +1,9 @@
 """Networks of the experiments, each initialised from a seed of its own. All take pixels as they are stored (0..255)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -13,19 +15,24 @@ class Pixels(nn.Module):
 
     def __init__(self, mean: Sequence[float], deviation: Sequence[float]) -> None:
         super().__init__()
-        self.mean, self.deviation = tuple(mean), tuple(deviation)  # no buffers: constants do not travel
+        self.shift = 255 * torch.tensor(mean).view(-1, 1, 1)  # no buffers: constants do not travel
+        self.scale = 1 / (255 * torch.tensor(deviation).view(-1, 1, 1))
 
     def forward(self, pixels: Tensor) -> Tensor:
         """(x/255 − mean)/deviation, channel by channel."""
-        scale = pixels.new_tensor(self.deviation, dtype=torch.float32).mul_(255).reciprocal_().view(-1, 1, 1)
-        shift = pixels.new_tensor(self.mean, dtype=torch.float32).mul_(255).view(-1, 1, 1)
-        return (pixels - shift) * scale
+        return (pixels - self.shift) * self.scale
+
+    def _apply(self, change: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """The constants go where the module goes."""
+        self.shift, self.scale = change(self.shift), change(self.scale)
+        super()._apply(change, recurse)  # type: ignore[no-untyped-call]  # torch has no types for it
+        return self
 
 
-MNIST = Pixels([0.1307], [0.3081])
-FASHION = Pixels([0.2860], [0.3530])
-CIFAR = Pixels([0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616])
-FACES = Pixels([0.5, 0.5, 0.5], [0.5, 0.5, 0.5])
+MNIST = partial(Pixels, [0.1307], [0.3081])
+FASHION = partial(Pixels, [0.2860], [0.3530])
+CIFAR = partial(Pixels, [0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616])
+FACES = partial(Pixels, [0.5, 0.5, 0.5], [0.5, 0.5, 0.5])
 
 
 @contextmanager
@@ -47,7 +54,7 @@ def cnn(*, seed: int = 0) -> nn.Module:
     """For 28×28 grey pictures: two convolutions with batch norm, three dense layers; 1,475,338 parameters."""
     with _seeded(seed):
         return nn.Sequential(
-            FASHION,
+            FASHION(),
             *(nn.Conv2d(1, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2)),
             *(nn.Conv2d(32, 64, 3), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(2)),
             nn.Flatten(),
@@ -93,7 +100,7 @@ def resnet20(*, seed: int = 0) -> nn.Module:
     with _seeded(seed):
         return _initialised(
             nn.Sequential(
-                CIFAR,
+                CIFAR(),
                 *(nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU()),
                 _stage(16, 16, 3, 1, project=False),
                 _stage(16, 32, 3, 2, project=False),
@@ -108,7 +115,7 @@ def resnet18(outputs: int = 2, *, seed: int = 0) -> nn.Module:
     with _seeded(seed):
         return _initialised(
             nn.Sequential(
-                FACES,
+                FACES(),
                 *(nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)),
                 _stage(64, 64, 2, 1, project=True),
                 _stage(64, 128, 2, 2, project=True),

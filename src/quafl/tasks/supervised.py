@@ -1,33 +1,36 @@
 """Learning a module from the clients' inputs and targets."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
 from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from quafl.core.counter import Draws, key_from, permutation, subkey
 from quafl.core.randomness import derive
-from quafl.core.seams import Buffers, Model, Score
+from quafl.core.seams import Buffers, Counts, Ids, Model, Score
 from quafl.tasks import trees
-from quafl.tasks.flat import Flat
+from quafl.tasks.flat import Call, Flat
 from quafl.tasks.trees import Tree
 
 Data: TypeAlias = tuple[Tree, Tree]  # inputs and targets: tensors, or tuples or dictionaries of them, an example a row
 Measure: TypeAlias = Callable[[Tree, Tree], Tensor]  # of a batch's outputs and targets, a mean over the batch
-Augment: TypeAlias = Callable[[Tree, torch.Generator], Tree]  # of a batch's inputs, at training alone
+Augment: TypeAlias = Callable[[Tree, Draws], Tree]  # of a batch's inputs, at training alone
 
+AUGMENTATION = -1  # the number of its stream; dropout layers have those from 0 on
 SAMPLE = 2000  # training examples whose loss is recorded
-CHUNK = 500  # examples evaluated at a time
+CHUNK = defaultdict(lambda: 500, cuda=5000)  # examples evaluated at a time, by the kind of device
 
 
 class Examples(NamedTuple):
-    """A batch, and the seed of what the module itself draws at random for it (dropout)."""
+    """A batch, and the key of what the module itself draws at random for it (dropout)."""
 
     inputs: Tree
     targets: Tree
-    seed: int
+    key: Tensor
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -73,22 +76,19 @@ class Supervised:
         self._device = torch.device(device)
         self.flat = Flat(module, self._device)
         self.metrics = {"accuracy": accuracy} if metrics is None else metrics
-        self._sizes = [_examples(client, data) for client, data in enumerate(clients)]
-        self._clients = clients = [_to(data, self._device) for data in clients]
+        self._sizes = torch.tensor([_examples(client, data) for client, data in enumerate(clients)])
+        self._starts = self._sizes.cumsum(0) - self._sizes  # of each client's examples among all
+        self._all = _to(_join(clients), self._device)
         self._loss = loss
-        self._test = _to(test, self._device) if test else _join(clients)
-        self._sample = _sample(clients, self._sizes)
+        self._test = _to(test, self._device) if test else self._all
+        self._sample = take(self._all, _sample(int(self._sizes.sum())).to(self._device))
         self._batch_size = batch_size
         self._augment = augment
         self._per_client, self._per_class, self._lower_is_better = per_client, per_class, lower_is_better
         if (per_client or per_class) and not self.metrics:
             raise ValueError("per_client and per_class need a metric; give one")
-        self._seed = seed
-        self._order = lru_cache(maxsize=2 * len(clients))(
-            lambda client, epoch: torch.randperm(
-                self._sizes[client], generator=torch.Generator().manual_seed(derive(seed, "data", client, epoch))
-            )
-        )
+        self._shuffling, self._changing = key_from(derive(seed, "data")), key_from(derive(seed, "steps"))
+        self._order = lru_cache(maxsize=2 * len(clients))(self._order_of)
 
     def initial(self) -> tuple[Model, Buffers]:
         """The module as it was given."""
@@ -96,59 +96,109 @@ class Supervised:
 
     def batch(self, client: int, step: int) -> Examples:
         """Full batches only: the remainder of an epoch is left out, a different one each time."""
-        size = min(self._batch_size, self._sizes[client])
-        epoch, place = divmod(step, self._sizes[client] // size)
+        size = min(self._batch_size, int(self._sizes[client]))
+        epoch, place = divmod(step, int(self._sizes[client]) // size)
         chosen = self._order(client, epoch)[place * size : (place + 1) * size]
         if len(chosen) < min(2, self._batch_size):
             chosen = chosen.repeat(2)  # the gradient is the same, and batch norm needs two
-        inputs, targets = take(self._clients[client], chosen)
-        if self._augment is not None:
-            inputs = self._augment(
-                inputs, torch.Generator().manual_seed(derive(self._seed, "augmentation", client, step))
-            )
-        return Examples(inputs, targets, derive(self._seed, "layers", client, step))
+        return self._take(chosen, subkey(subkey(self._changing, client), step))
 
     def gradient(self, model: Model, buffers: Buffers, batch: Examples) -> tuple[Model, Buffers]:
         """Of the loss on the batch, for a single client."""
         with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []):
-            torch.manual_seed(batch.seed)
-            return self.flat.gradient(
-                model, buffers, lambda module: self._loss(trees.call(module, batch.inputs), batch.targets)
-            )
+            torch.manual_seed(int(batch.key[0]))  # for what a module draws by other means than dropout layers
+            return self.flat.gradient(model, buffers, batch.key, lambda module: self._loss_of(module, batch))
+
+    def same_shape(self, ids: Ids) -> Tensor:
+        """Which clients have whole batches; only these can be learned from together."""
+        return self._sizes[ids] >= self._batch_size
+
+    def batches(self, ids: Ids, steps: Counts) -> tuple[Tensor, Tensor]:
+        """Where the batches of those clients for those steps are among all examples, "m batch", and the steps' keys,
+        "m 2"; for `pure_gradient`, on the device."""
+        epochs = self._sizes[ids] // self._batch_size
+        wanted = torch.stack((ids, steps // epochs, steps % epochs))
+        pairs, which = wanted[:2].unique(dim=1, return_inverse=True)
+        longest = int(self._sizes[pairs[0]].max())
+        clients, epoch, which, place, steps = (
+            tensor.to(self._device, non_blocking=True) for tensor in (ids, pairs, which, wanted[2], steps)
+        )
+        sizes, starts, shuffling, changing = self._there
+        orders = permutation(subkey(subkey(shuffling, epoch[0].int()), epoch[1].int()), sizes[epoch[0]], longest)
+        columns = place.unsqueeze(-1) * self._batch_size + torch.arange(self._batch_size, device=self._device)
+        places = starts[clients].unsqueeze(-1) + orders[which.unsqueeze(-1), columns]
+        return places, subkey(subkey(changing, clients.int()), steps.int())
+
+    def pure_gradient(self, model: Model, buffers: Buffers, places: Tensor, key: Tensor) -> tuple[Model, Buffers]:
+        """`gradient` of one of the `batches`, as a function that can be vectorised and traced."""
+        batch = self._take(places, key)
+        return self.flat.pure_gradient(model, buffers, key, lambda module: self._loss_of(module, batch))
+
+    @cached_property
+    def _there(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What batches are made from, on the device."""
+        mine = self._sizes, self._starts, self._shuffling, self._changing
+        sizes, starts, shuffling, changing = (tensor.to(self._device) for tensor in mine)
+        return sizes, starts, shuffling, changing
+
+    def _order_of(self, client: int, epoch: int) -> Tensor:
+        size = self._sizes[client : client + 1]
+        key = subkey(subkey(self._shuffling, client), epoch)
+        return self._starts[client] + permutation(key.unsqueeze(0), size, int(size)).squeeze(0)
+
+    def _take(self, places: Tensor, key: Tensor) -> Examples:
+        inputs, targets = take(self._all, places)
+        if self._augment is not None:
+            inputs = self._augment(inputs, Draws(subkey(key.to(self._device), AUGMENTATION)))
+        return Examples(inputs, targets, key)
+
+    def _loss_of(self, module: Call, batch: Examples) -> Tensor:
+        return self._loss(trees.call(module, batch.inputs), batch.targets)
 
     @torch.no_grad()
     def evaluate(self, model: Model, buffers: Buffers) -> Score:
         """Loss and metrics on the test data, loss on the training sample, and what else was asked for."""
         module = self.flat.at(model, buffers)
-        outputs, targets = _outputs(module, self._test), self._test[1]
-        score = {
-            name: float(measure(outputs, targets)) for name, measure in {"loss": self._loss, **self.metrics}.items()
-        }
-        score["train_loss"] = float(self._loss(_outputs(module, self._sample), self._sample[1]))
+        outputs, targets = self._outputs(module, self._test), self._test[1]
+        score = {name: measure(outputs, targets) for name, measure in {"loss": self._loss, **self.metrics}.items()}
+        score["train_loss"] = self._loss(self._outputs(module, self._sample), self._sample[1])
         if self._per_client:
             score |= self._on_own_data(module)
         if self._per_class:
             score |= self._on_classes(outputs, targets)
-        return score
+        return dict(zip(score, self._together(score.values()).tolist(), strict=True))
 
     def export(self, model: Model, buffers: Buffers) -> dict[str, Tensor]:
         """The module's state_dict; tied parameters stand under each of their names."""
         return {name: tensor.clone() for name, tensor in self.flat.module(model, buffers).state_dict().items()}
 
-    def _on_own_data(self, module: nn.Module) -> Iterator[tuple[str, float]]:
+    def _on_own_data(self, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
         name, metric = next(iter(self.metrics.items()))
-        mine = torch.tensor([float(metric(_outputs(module, data), data[1])) for data in self._clients]).double()
-        yield f"{name}_clients_mean", float(mine.mean())
-        yield f"{name}_clients_worst", float(mine.max() if self._lower_is_better else mine.min())
-        yield f"{name}_clients_p10", float(mine.quantile(0.9 if self._lower_is_better else 0.1))
+        outputs, targets = self._outputs(module, self._all), self._all[1]
+        ends = zip(self._starts.tolist(), (self._starts + self._sizes).tolist(), strict=True)
+        each = (take((outputs, targets), slice(start, stop)) for start, stop in ends)
+        mine = self._together(metric(*own) for own in each)
+        yield f"{name}_clients_mean", mine.mean()
+        yield f"{name}_clients_worst", mine.max() if self._lower_is_better else mine.min()
+        yield f"{name}_clients_p10", mine.quantile(0.9 if self._lower_is_better else 0.1)
 
-    def _on_classes(self, outputs: Tree, targets: Tree) -> Iterator[tuple[str, float]]:
+    def _together(self, values: Iterable[Tensor | float]) -> Tensor:
+        """On the device, which is waited for once."""
+        return torch.stack([torch.as_tensor(value, dtype=torch.float64, device=self._device) for value in values])
+
+    def _outputs(self, module: nn.Module, data: Data) -> Tree:
+        """Of all examples, a chunk at a time: in one go, the layers' values would not fit into a cache or a memory."""
+        chunk = CHUNK[self._device.type]
+        places = (slice(start, start + chunk) for start in range(0, trees.size(data[0]), chunk))
+        return trees.join([trees.call(module, take(data, place)[0]) for place in places])
+
+    def _on_classes(self, outputs: Tree, targets: Tree) -> Iterator[tuple[str, Tensor]]:
         name, metric = next(iter(self.metrics.items()))
         if not isinstance(targets, Tensor) or targets.is_floating_point() or targets.ndim != 1:
             raise ValueError("per_class needs targets that are class numbers; switch it off for this task")
         for label in targets.unique().tolist():
             chosen = targets == label
-            yield f"{name}_class_{label}", float(metric(take((outputs, targets), chosen)[0], targets[chosen]))
+            yield f"{name}_class_{label}", metric(take((outputs, targets), chosen)[0], targets[chosen])
 
 
 def _to(data: Data, device: torch.device) -> Data:
@@ -176,18 +226,7 @@ def _examples(client: int, data: Data) -> int:
     return inputs
 
 
-def _sample(clients: Sequence[Data], sizes: Sequence[int]) -> Data:
-    """The same examples whatever the seed, spread over all clients."""
-    ends = torch.tensor(sizes).cumsum(0)
+def _sample(examples: int) -> Tensor:
+    """The same ones whatever the seed, spread over all clients."""
     generator = torch.Generator().manual_seed(derive("training sample"))
-    chosen = torch.randperm(int(ends[-1]), generator=generator)[:SAMPLE].sort().values
-    owner = torch.searchsorted(ends, chosen, right=True)
-    starts = ends - torch.tensor(sizes)
-    owners = owner.unique().tolist()
-    return _join([take(clients[client], chosen[owner == client] - starts[client]) for client in owners])
-
-
-def _outputs(module: nn.Module, data: Data) -> Tree:
-    """Of all examples, a chunk at a time: in one go, the layers' values would not fit into a cache, or into memory."""
-    places = (slice(start, start + CHUNK) for start in range(0, trees.size(data[0]), CHUNK))
-    return trees.join([trees.call(module, take(data, place)[0]) for place in places])
+    return torch.randperm(examples, generator=generator)[:SAMPLE].sort().values

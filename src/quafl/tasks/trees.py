@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 Tree: TypeAlias = Any  # Tensor | tuple[Tensor, ...] | dict[str, Tensor]
 
@@ -38,7 +38,7 @@ def size(tree: Tree) -> int:
     return int(sizes.pop())
 
 
-def call(module: nn.Module, inputs: Tree) -> Tree:
+def call(module: Callable[..., Any], inputs: Tree) -> Tree:
     """module(x), module(*parts) or module(**parts)."""
     if isinstance(inputs, Mapping):
         return module(**inputs)

@@ -1,4 +1,4 @@
-"""How the local steps of the contacted clients are computed."""
+"""One client after another, one step after another: what all other executors must agree with."""
 
 from dataclasses import replace
 
@@ -7,7 +7,9 @@ from quafl.core.seams import ClientState, Counts, Ids, Optimizer, Task
 
 
 class Sequential:
-    """One client after another, one step after another."""
+    """For every task, on every device."""
+
+    name = "sequential"
 
     def __init__(self, task: Task, optimizer: Optimizer) -> None:
         self._task = task

@@ -1,0 +1,9 @@
+"""How the local steps of the contacted clients are computed: one after another, or together in lanes.
+
+A new way for lanes is an engine: one file, and a line in `choice.ENGINES`.
+"""
+
+from quafl.sim.executors.choice import NAMES, Choice, Executor, Name
+from quafl.sim.executors.sequential import Sequential
+
+__all__ = ["NAMES", "Choice", "Executor", "Name", "Sequential"]

@@ -1,0 +1,201 @@
+"""Clients side by side: each of a fixed number of lanes takes the steps of one client after another.
+
+Shapes are fixed, so that a step can be traced, compiled and captured once, whoever is contacted. Which lane takes whose
+steps is known beforehand: all is launched, nothing is waited for. A client that takes fewer steps leaves its lane to
+the next one; lanes that have run dry are the last, and an engine may leave them out.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from heapq import heapreplace
+from itertools import chain
+from typing import NamedTuple, Protocol, TypeAlias, TypeGuard
+
+import torch
+from torch import Tensor
+
+from quafl.core.seams import Buffers, ClientState, Counts, Ids, Model, Optimizer, OptimizerState, Task
+from quafl.sim.executors.sequential import Sequential
+
+ALIGNED = 64  # octets: where lanes begin, so that what was compiled for one serves all
+
+
+class Unsuitable(Exception):
+    """A task that cannot be executed in this way, and why."""
+
+
+class Together(Task, Protocol):
+    """A task that clients can learn together."""
+
+    def same_shape(self, ids: Ids) -> Tensor:
+        """Which clients have batches of the common shape."""
+
+    def batches(self, ids: Ids, steps: Counts) -> tuple[Tensor, ...]:
+        """What tells the batches of those clients for those steps, a row each, on the device."""
+
+    def pure_gradient(self, model: Model, buffers: Buffers, *batch: Tensor) -> tuple[Model, Buffers]:
+        """`gradient` of one row of `batches`, as a function that can be vectorised and traced."""
+
+
+class State(NamedTuple):
+    """What changes in a step: of one client, or of all lanes, a row each."""
+
+    model: Model
+    buffers: Buffers
+    optimizer: OptimizerState
+
+
+class Lane(NamedTuple):
+    """All that a step needs."""
+
+    state: State
+    factor: Tensor  # of the displacement
+    batch: tuple[Tensor, ...]
+
+
+Step: TypeAlias = Callable[[Lane], State]
+Advance: TypeAlias = Callable[
+    [int], object
+]  # lets the first so many lanes take a step, in place; more lanes do no harm
+Gradient: TypeAlias = Callable[..., tuple[Model, Buffers]]
+Engine: TypeAlias = Callable[[Gradient, Optimizer, Lane], Advance]  # from a lane's gradient, and all lanes, a row each
+
+
+def can_be_together(task: Task) -> TypeGuard[Together]:
+    """Whether the task has what lanes need."""
+    return all(hasattr(task, part) for part in ("same_shape", "batches", "pure_gradient"))
+
+
+def step_of(gradient: Gradient, optimizer: Optimizer) -> Step:
+    """`core.client.local_step` on the local model itself: x ← x − factor·displacement. For one lane or all of them, as
+    the gradient is."""
+
+    def step(lane: Lane) -> State:
+        model, buffers, state = lane.state
+        gradients, buffers = gradient(model, buffers, *lane.batch)
+        displacement, state = optimizer.update(gradients, state)
+        return State(model - lane.factor.unsqueeze(-1) * displacement, buffers, state)
+
+    return step
+
+
+def lanes_for(task: Together, newcomer: ClientState, clients: int, width: int) -> Lane:
+    """Room for `width` clients, filled with newcomers."""
+    whole = task.same_shape(torch.arange(clients)).nonzero().squeeze(-1)
+    if not len(whole):
+        raise Unsuitable("no client has a whole batch")
+
+    def row_each(tensor: Tensor) -> Tensor:
+        return _aligned(tensor.expand(width, *tensor.shape))
+
+    batch = task.batches(whole[:1].expand(width), torch.zeros(width, dtype=torch.int64))
+    state = State(row_each(newcomer.base), row_each(newcomer.buffers), tuple(map(row_each, newcomer.optimizer)))
+    return Lane(state, row_each(newcomer.base.new_ones(())), tuple(map(_aligned, batch)))
+
+
+class Lanes:
+    """Executes steps in lanes; clients whose batches are smaller than the others' take theirs one after another."""
+
+    def __init__(self, name: str, engine: Engine, task: Together, optimizer: Optimizer, lanes: Lane) -> None:
+        self.name = name
+        self._task, self._optimizer, self._lanes = task, optimizer, lanes
+        self._advance = engine(task.pure_gradient, optimizer, lanes)
+        self._alone = Sequential(task, optimizer)
+
+    def __call__(self, clients: ClientState, ids: Ids, counts: Counts) -> ClientState:
+        """The clients after `counts` more steps each."""
+        together = self._task.same_shape(ids)
+        after = self._in_lanes(clients, ids, counts.where(together, 0))
+        rest = (~together & (counts > 0)).nonzero().squeeze(-1)
+        return after.with_rows(rest, self._alone(after[rest], ids[rest], counts[rest])) if len(rest) else after
+
+    def _in_lanes(self, clients: ClientState, ids: Ids, counts: Counts) -> ClientState:
+        plan = share_out(counts.tolist(), len(self._lanes.factor))
+        if not plan.active:
+            return clients
+        here, ticks = clients.base.device, len(plan.active)
+        whose = torch.tensor(plan.rows).ravel()
+        numbers = clients.steps[whose] + torch.tensor(plan.steps).ravel()
+        batches = [part.unflatten(0, (ticks, -1)) for part in self._task.batches(ids[whose], numbers)]
+        moves = torch.tensor([*chain(*plan.come), *chain(*plan.go)]).to(here, non_blocking=True).T
+        pairs = moves.split([len(some) for some in (*plan.come, *plan.go)], dim=-1)
+        factor = torch.ones(len(ids)) if self._optimizer.factor is None else self._optimizer.factor(clients.round)
+        before = clients.base, clients.buffers, *clients.optimizer
+        seats = flatten(self._lanes.state)
+        after = [part.clone() for part in before]
+        for tick, active in enumerate(plan.active):
+            lane, row = pairs[tick]
+            if len(lane):
+                for seat, part in zip((*seats, self._lanes.factor), (*before, factor.to(here)), strict=True):
+                    seat.index_copy_(0, lane, part.index_select(0, row))
+            for seat, part in zip(self._lanes.batch, batches, strict=True):
+                seat.copy_(part[tick])
+            self._advance(active)
+            lane, row = pairs[ticks + tick]
+            if len(lane):
+                for part, seat in zip(after, seats, strict=True):
+                    part.index_copy_(0, row, seat.index_select(0, lane))
+        model, buffers, *optimizer = after
+        return replace(
+            clients,
+            progress=clients.base - model,
+            buffers=buffers,
+            optimizer=tuple(optimizer),
+            steps=clients.steps + counts,
+            taken=clients.taken + counts,
+        )
+
+
+class Plan(NamedTuple):
+    """Who does what when: lists by tick, and in them by lane."""
+
+    rows: list[list[int]]  # whose step
+    steps: list[list[int]]  # which of its steps
+    active: list[int]  # how many lanes have something to do, always the first ones; the others repeat something
+    come: list[list[tuple[int, int]]]  # (lane, row) that begin in the tick
+    go: list[list[tuple[int, int]]]  # that end in it
+
+
+def share_out(counts: Sequence[int], width: int) -> Plan:
+    """The longest first, each to the lane that is free first (Graham, 1969)."""
+    busy = [(0, lane) for lane in range(width)]
+    queues: list[list[int]] = [[] for _ in range(width)]
+    for row in sorted(range(len(counts)), key=lambda row: -counts[row]):
+        length, lane = busy[0]
+        if counts[row]:
+            queues[lane].append(row)
+            heapreplace(busy, (length + counts[row], lane))
+    queues.sort(key=lambda queue: -sum(counts[row] for row in queue))
+    lengths = [sum(counts[row] for row in queue) for queue in queues]
+    ticks = lengths[0]
+    plan = Plan(
+        rows=[(queues[0][:1] or [0]) * width for _ in range(ticks)],
+        steps=[[0] * width for _ in range(ticks)],
+        active=[sum(length > tick for length in lengths) for tick in range(ticks)],
+        come=[[] for _ in range(ticks)],
+        go=[[] for _ in range(ticks)],
+    )
+    for lane, queue in enumerate(queues):
+        tick = 0
+        for row in queue:
+            plan.come[tick].append((lane, row))
+            for step in range(counts[row]):
+                plan.rows[tick][lane], plan.steps[tick][lane] = row, step
+                tick += 1
+            plan.go[tick - 1].append((lane, row))
+    return plan
+
+
+def flatten(state: State) -> tuple[Tensor, ...]:
+    """All its tensors."""
+    return state.model, state.buffers, *state.optimizer
+
+
+def _aligned(rows: Tensor) -> Tensor:
+    """A copy whose rows all begin at aligned addresses."""
+    step = ALIGNED // rows.element_size()
+    strides = rows[0].contiguous().stride()
+    result = torch.empty_strided(
+        rows.shape, (-(-rows[0].numel() // step) * step, *strides), dtype=rows.dtype, device=rows.device
+    )
+    return result.copy_(rows)

@@ -1,0 +1,80 @@
+"""A step as a graph of tensor operations, compiled where the device has a compiler."""
+
+import logging
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+from quafl.sim.executors.lanes import Lane, State, Unsuitable, flatten
+
+_log = logging.getLogger(__name__)
+Launch: TypeAlias = Callable[[], object]
+
+
+def trace(step: Callable[[Lane], State], lanes: Lane) -> fx.GraphModule:
+    """`step` on the lanes with its result written back into them, as a function of the lanes' tensors."""
+    tensors, shape = pytree.tree_flatten(lanes)
+
+    def in_place(*tensors: Tensor) -> None:
+        mine = pytree.tree_unflatten(tensors, shape)
+        for seat, value in zip(flatten(mine.state), flatten(step(mine)), strict=True):
+            seat.copy_(value)
+
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "There is a performance drop")  # of an operation, lane by lane
+            graph: fx.GraphModule = make_fx(in_place)(*tensors)
+    except Exception as error:  # the model is the user's, and may do anything
+        raise Unsuitable(_first_line(error)) from error
+    for node in graph.graph.nodes:
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            raise Unsuitable(f"the model draws random numbers of its own, by {node.target}")
+    return graph
+
+
+def compiled(graph: fx.GraphModule, lanes: Lane) -> Callable[[Lane], object]:
+    """On a GPU, kernels made for this graph; elsewhere, or if that fails, its operations one by one."""
+
+    def run(graph: Callable[..., object], lanes: Lane) -> object:
+        return graph(*pytree.tree_leaves(lanes))
+
+    if lanes.factor.device.type == "cuda":
+        fast = torch.compile(graph, dynamic=False, fullgraph=True)
+        try:
+            with preserved(lanes):
+                run(fast, lanes)
+            return partial(run, fast)
+        except Exception as error:  # whatever a compiler may say
+            _log.warning("the local step could not be compiled (%s): it runs uncompiled", _first_line(error))
+    return partial(run, graph)
+
+
+class preserved:  # used as a statement
+    """What the lanes hold is the same after as before: for trying something out."""
+
+    def __init__(self, lanes: Lane) -> None:
+        self._tensors = pytree.tree_leaves(lanes.state)
+
+    def __enter__(self) -> None:
+        self._kept = [tensor.clone() for tensor in self._tensors]
+
+    def __exit__(self, *_: Any) -> None:
+        for tensor, kept in zip(self._tensors, self._kept, strict=True):
+            tensor.copy_(kept)
+
+
+def lane(lanes: Lane, number: int) -> Lane:
+    """One of them, as a view."""
+    one: Lane = pytree.tree_map(lambda tensor: tensor[number], lanes)
+    return one
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
