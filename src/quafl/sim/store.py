@@ -48,8 +48,7 @@ class Store:
 
     def put(self, ids: Ids, clients: ClientState) -> None:
         """Keep what those clients have become."""
-        rows = zip(*(tensor.unbind() for tensor in _heavy(clients)), strict=True)
-        self._known |= {client: tuple(map(_own, row)) for client, row in zip(ids.tolist(), rows, strict=True)}
+        self._known |= zip(ids.tolist(), zip(*map(_own_rows, _heavy(clients)), strict=True), strict=True)
         self._counters = {
             name: values.index_copy(0, ids, getattr(clients, name)) for name, values in self._counters.items()
         }
@@ -82,6 +81,7 @@ def _stack(tensors: tuple[Tensor, ...]) -> Tensor:
     return torch.stack(tensors) if len(tensors) > 1 else tensors[0].unsqueeze(0)
 
 
-def _own(tensor: Tensor) -> Tensor:
-    """A tensor that does not keep a larger one alive."""
-    return tensor if tensor.untyped_storage().nbytes() <= tensor.nbytes else tensor.clone()
+def _own_rows(tensor: Tensor) -> tuple[Tensor, ...]:
+    """The rows, none of which keeps the others alive; all the same one, if they are."""
+    alone = len(tensor) == 1 or tensor.stride(0) == 0
+    return tensor.unbind() if alone else torch.unbind_copy(tensor)  # type: ignore[func-returns-value, return-value]  # it returns a tuple, whatever torch's types say

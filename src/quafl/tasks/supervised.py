@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from quafl.core.counter import Draws, key_from, permutation, subkey
+from quafl.core.counter import Draws, key_from, permuted, subkey
 from quafl.core.randomness import derive
-from quafl.core.seams import Buffers, Counts, Ids, Model, Score
+from quafl.core.seams import Buffers, Ids, Model, Score
 from quafl.tasks import trees
 from quafl.tasks.flat import Call, Flat
 from quafl.tasks.trees import Tree
@@ -21,6 +21,7 @@ Measure: TypeAlias = Callable[[Tree, Tree], Tensor]  # of a batch's outputs and 
 Augment: TypeAlias = Callable[[Tree, Draws], Tree]  # of a batch's inputs, at training alone
 
 AUGMENTATION = -1  # the number of its stream; dropout layers have those from 0 on
+AHEAD = 1000  # examples of a client that are put in order at a time, or one epoch
 SAMPLE = 2000  # training examples whose loss is recorded
 CHUNK = defaultdict(lambda: 500, cuda=5000)  # examples evaluated at a time, by the kind of device
 
@@ -88,7 +89,7 @@ class Supervised:
         if (per_client or per_class) and not self.metrics:
             raise ValueError("per_client and per_class need a metric; give one")
         self._shuffling, self._changing = key_from(derive(seed, "data")), key_from(derive(seed, "steps"))
-        self._order = lru_cache(maxsize=2 * len(clients))(self._order_of)
+        self._orders = lru_cache(maxsize=2 * len(clients))(self._orders_of)
 
     def initial(self) -> tuple[Model, Buffers]:
         """The module as it was given."""
@@ -96,8 +97,9 @@ class Supervised:
 
     def batch(self, client: int, step: int) -> Examples:
         """Full batches only: the remainder of an epoch is left out, a different one each time."""
-        size = min(self._batch_size, int(self._sizes[client]))
-        epoch, place = divmod(step, int(self._sizes[client]) // size)
+        examples = int(self._sizes[client])
+        size = min(self._batch_size, examples)
+        epoch, place = divmod(step, examples // size)
         chosen = self._order(client, epoch)[place * size : (place + 1) * size]
         if len(chosen) < min(2, self._batch_size):
             chosen = chosen.repeat(2)  # the gradient is the same, and batch norm needs two
@@ -110,29 +112,19 @@ class Supervised:
             return self.flat.gradient(model, buffers, batch.key, lambda module: self._loss_of(module, batch))
 
     def same_shape(self, ids: Ids) -> Tensor:
-        """Which clients have whole batches; only these can be learned from together."""
+        """Which clients have whole batches; only these can learn together."""
         return self._sizes[ids] >= self._batch_size
 
-    def batches(self, ids: Ids, steps: Counts) -> tuple[Tensor, Tensor]:
-        """Where the batches of those clients for those steps are among all examples, "m batch", and the steps' keys,
-        "m 2"; for `pure_gradient`, on the device."""
-        epochs = self._sizes[ids] // self._batch_size
-        wanted = torch.stack((ids, steps // epochs, steps % epochs))
-        pairs, which = wanted[:2].unique(dim=1, return_inverse=True)
-        longest = int(self._sizes[pairs[0]].max())
-        clients, epoch, which, place, steps = (
-            tensor.to(self._device, non_blocking=True) for tensor in (ids, pairs, which, wanted[2], steps)
-        )
+    def pure_gradient(self, model: Model, buffers: Buffers, client: Tensor, step: Tensor) -> tuple[Model, Buffers]:
+        """`gradient` of the client's batch for the step, as a function that can be vectorised and traced."""
         sizes, starts, shuffling, changing = self._there
-        orders = permutation(subkey(subkey(shuffling, epoch[0].int()), epoch[1].int()), sizes[epoch[0]], longest)
-        columns = place.unsqueeze(-1) * self._batch_size + torch.arange(self._batch_size, device=self._device)
-        places = starts[clients].unsqueeze(-1) + orders[which.unsqueeze(-1), columns]
-        return places, subkey(subkey(changing, clients.int()), steps.int())
-
-    def pure_gradient(self, model: Model, buffers: Buffers, places: Tensor, key: Tensor) -> tuple[Model, Buffers]:
-        """`gradient` of one of the `batches`, as a function that can be vectorised and traced."""
-        batch = self._take(places, key)
-        return self.flat.pure_gradient(model, buffers, key, lambda module: self._loss_of(module, batch))
+        size = sizes[client]
+        epoch, place = step // (size // self._batch_size), step % (size // self._batch_size)
+        places = place * self._batch_size + torch.arange(self._batch_size, device=self._device)
+        order = subkey(subkey(shuffling, client.int()), epoch.int())
+        chosen = starts[client] + permuted(order, places, size, blind=True)
+        batch = self._take(chosen, subkey(subkey(changing, client.int()), step.int()))
+        return self.flat.pure_gradient(model, buffers, batch.key, lambda module: self._loss_of(module, batch))
 
     @cached_property
     def _there(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -141,10 +133,18 @@ class Supervised:
         sizes, starts, shuffling, changing = (tensor.to(self._device) for tensor in mine)
         return sizes, starts, shuffling, changing
 
-    def _order_of(self, client: int, epoch: int) -> Tensor:
-        size = self._sizes[client : client + 1]
-        key = subkey(subkey(self._shuffling, client), epoch)
-        return self._starts[client] + permutation(key.unsqueeze(0), size, int(size)).squeeze(0)
+    def _order(self, client: int, epoch: int) -> Tensor:
+        """Where the client's examples are, in the order of the epoch."""
+        ahead = max(1, AHEAD // int(self._sizes[client]))
+        orders: Tensor = self._orders(client, epoch // ahead * ahead, ahead)
+        return orders[epoch % ahead]
+
+    def _orders_of(self, client: int, first: int, ahead: int) -> Tensor:
+        """Of several epochs: for few examples, one costs as much as some."""
+        size = self._sizes[client]
+        epochs = torch.arange(first, first + ahead, dtype=torch.int32)
+        keys = subkey(subkey(self._shuffling, client), epochs)
+        return self._starts[client] + permuted(keys.unsqueeze(-2), torch.arange(int(size)), size)
 
     def _take(self, places: Tensor, key: Tensor) -> Examples:
         inputs, targets = take(self._all, places)

@@ -111,7 +111,7 @@ class Choice:
     def _key(self, task: Together) -> str:
         """What the measurement depends on."""
         one = lane(lanes_for(task, self.newcomer, self.clients, 1), 0)
-        shapes = [tuple(tensor.shape) for tensor in (*flatten(one.state), *one.batch)]
+        shapes = [tuple(tensor.shape) for tensor in flatten(one.state)]
         device = torch.cuda.get_device_name(one.factor.device)
         facts = trace(step_of(task.pure_gradient, self.optimizer), one).code, shapes, min(self.sampled, self.clients)
         return blake2b(repr((*facts, self.precision, device, torch.__version__)).encode(), digest_size=16).hexdigest()

@@ -30,11 +30,8 @@ class Together(Task, Protocol):
     def same_shape(self, ids: Ids) -> Tensor:
         """Which clients have batches of the common shape."""
 
-    def batches(self, ids: Ids, steps: Counts) -> tuple[Tensor, ...]:
-        """What tells the batches of those clients for those steps, a row each, on the device."""
-
-    def pure_gradient(self, model: Model, buffers: Buffers, *batch: Tensor) -> tuple[Model, Buffers]:
-        """`gradient` of one row of `batches`, as a function that can be vectorised and traced."""
+    def pure_gradient(self, model: Model, buffers: Buffers, client: Tensor, step: Tensor) -> tuple[Model, Buffers]:
+        """`gradient` of the client's batch for the step, as a function that can be vectorised and traced."""
 
 
 class State(NamedTuple):
@@ -50,7 +47,8 @@ class Lane(NamedTuple):
 
     state: State
     factor: Tensor  # of the displacement
-    batch: tuple[Tensor, ...]
+    client: Tensor
+    step: Tensor
 
 
 Step: TypeAlias = Callable[[Lane], State]
@@ -63,7 +61,7 @@ Engine: TypeAlias = Callable[[Gradient, Optimizer, Lane], Advance]  # from a lan
 
 def can_be_together(task: Task) -> TypeGuard[Together]:
     """Whether the task has what lanes need."""
-    return all(hasattr(task, part) for part in ("same_shape", "batches", "pure_gradient"))
+    return hasattr(task, "same_shape") and hasattr(task, "pure_gradient")
 
 
 def step_of(gradient: Gradient, optimizer: Optimizer) -> Step:
@@ -72,7 +70,7 @@ def step_of(gradient: Gradient, optimizer: Optimizer) -> Step:
 
     def step(lane: Lane) -> State:
         model, buffers, state = lane.state
-        gradients, buffers = gradient(model, buffers, *lane.batch)
+        gradients, buffers = gradient(model, buffers, lane.client, lane.step)
         displacement, state = optimizer.update(gradients, state)
         return State(model - lane.factor.unsqueeze(-1) * displacement, buffers, state)
 
@@ -88,9 +86,10 @@ def lanes_for(task: Together, newcomer: ClientState, clients: int, width: int) -
     def row_each(tensor: Tensor) -> Tensor:
         return _aligned(tensor.expand(width, *tensor.shape))
 
-    batch = task.batches(whole[:1].expand(width), torch.zeros(width, dtype=torch.int64))
     state = State(row_each(newcomer.base), row_each(newcomer.buffers), tuple(map(row_each, newcomer.optimizer)))
-    return Lane(state, row_each(newcomer.base.new_ones(())), tuple(map(_aligned, batch)))
+    here = newcomer.base.device
+    someone, first = whole[0].to(here), torch.zeros((), dtype=torch.int64, device=here)
+    return Lane(state, row_each(torch.ones((), device=here)), row_each(someone), row_each(first))
 
 
 class Lanes:
@@ -114,22 +113,22 @@ class Lanes:
         if not plan.active:
             return clients
         here, ticks = clients.base.device, len(plan.active)
-        whose = torch.tensor(plan.rows).ravel()
-        numbers = clients.steps[whose] + torch.tensor(plan.steps).ravel()
-        batches = [part.unflatten(0, (ticks, -1)) for part in self._task.batches(ids[whose], numbers)]
-        moves = torch.tensor([*chain(*plan.come), *chain(*plan.go)]).to(here, non_blocking=True).T
+        whose = torch.tensor(plan.rows)
+        work = torch.stack((ids[whose], clients.steps[whose] + torch.tensor(plan.steps))).to(here)
+        moves = torch.tensor([*chain(*plan.come), *chain(*plan.go)]).to(here).T
         pairs = moves.split([len(some) for some in (*plan.come, *plan.go)], dim=-1)
         factor = torch.ones(len(ids)) if self._optimizer.factor is None else self._optimizer.factor(clients.round)
+        factor = factor.to(here)
         before = clients.base, clients.buffers, *clients.optimizer
         seats = flatten(self._lanes.state)
         after = [part.clone() for part in before]
         for tick, active in enumerate(plan.active):
             lane, row = pairs[tick]
             if len(lane):
-                for seat, part in zip((*seats, self._lanes.factor), (*before, factor.to(here)), strict=True):
+                for seat, part in zip((*seats, self._lanes.factor), (*before, factor), strict=True):
                     seat.index_copy_(0, lane, part.index_select(0, row))
-            for seat, part in zip(self._lanes.batch, batches, strict=True):
-                seat.copy_(part[tick])
+            self._lanes.client.copy_(work[0, tick])
+            self._lanes.step.copy_(work[1, tick])
             self._advance(active)
             lane, row = pairs[ticks + tick]
             if len(lane):

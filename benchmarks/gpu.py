@@ -1,0 +1,275 @@
+"""Speed of the simulator on a GPU: `make bench-gpu`, or the parts named.
+
+pfl       pfl-research's CIFAR-10 job (see pfl_job.py) as FedAvg, and in pfl itself where that can be imported
+fashion   Fashion-MNIST CNN, K=10, batches of 100, QuAFL with 4 bits: n=300, s=30, and n=20, s=5
+resnet    CIFAR-10 ResNet20, n=20, s=10, K=10, batches of 64, augmentation, QuAFL with 4 bits, bfloat16
+memory    GPU memory of n=300 ResNet20 clients, and how many fit
+accuracy  pfl's job for 1,500 rounds
+
+Local steps a second are steps that were drawn, in whole rounds: clients, codec, server. Beside them the executor alone,
+and a bare loop over a single model in torch.
+"""
+
+import json
+import logging
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import pfl_job
+import torch
+from torch import nn
+from torch.nn import functional
+
+from quafl import FedAvg, Lattice, QuAFL, World
+from quafl.codec import Identity
+from quafl.core.client import newcomer
+from quafl.core.optim import adam, sgd
+from quafl.core.seams import Algorithm, Codec, Optimizer
+from quafl.sim import Plan, Simulation
+from quafl.sim.precision import Precision, arithmetic
+from quafl.sim.store import Store
+from quafl.tasks import Supervised, cifar10, fashion_mnist, models, partition
+from quafl.tasks.augment import crop_and_flip
+from quafl.tasks.supervised import Data
+
+RESULTS = Path(__file__).parents[1] / "docs" / "results" / "simulator-gpu.json"
+DEVICE = torch.device("cuda")
+
+
+@dataclass
+class Bench:
+    """A setting whose speed is asked for."""
+
+    title: str
+    module: Callable[[], nn.Module]
+    data: Callable[[], tuple[Data, Data]]
+    clients: int
+    algorithm: Algorithm
+    codec: Codec
+    optimizer: Optimizer
+    bare: Callable[[nn.Module], torch.optim.Optimizer]
+    batch: int
+    rounds: int
+    asked: float
+    augment: Any = None
+    precision: Precision = "float32"
+
+    def task(self) -> Supervised:
+        train, test = self.data()
+        hands = partition.iid(train, self.clients)
+        settings = {"batch_size": self.batch, "augment": self.augment, "device": DEVICE}
+        return Supervised(self.module(), hands, test=test, **settings)
+
+    def simulation(self, task: Supervised, executor: Any = "auto", every: float = 1e9) -> Simulation:
+        plan = Plan(until=1e5, every=every)
+        parts = task, self.clients, World(slow=0.25), self.algorithm, self.codec, self.optimizer, plan
+        return Simulation(*parts, executor=executor, precision=self.precision)
+
+
+def both(data: Any) -> tuple[Data, Data]:
+    """All that is not for testing, to learn from."""
+    train = torch.cat((data.train[0], data.validation[0])), torch.cat((data.train[1], data.validation[1]))
+    return train, data.test
+
+
+def fashion(clients: int, sampled: int, asked: float, precision: Precision = "float32") -> Bench:
+    return Bench(
+        title=f"Fashion-MNIST CNN, n={clients}, s={sampled}, K=10, batch 100, QuAFL b=4, {precision}",
+        module=models.cnn,
+        data=lambda: both(fashion_mnist()),
+        clients=clients,
+        algorithm=QuAFL(sampled=sampled, local_steps=10, wait=10.0),
+        codec=Lattice(bits=4),
+        optimizer=adam(0.001),
+        bare=lambda module: torch.optim.Adam(module.parameters(), lr=0.001),
+        batch=100,
+        rounds=1200 // sampled,
+        asked=asked,
+        precision=precision,
+    )
+
+
+def resnet(clients: int, sampled: int, asked: float, precision: Precision = "bfloat16") -> Bench:
+    return Bench(
+        title=f"CIFAR-10 ResNet20, n={clients}, s={sampled}, K=10, batch 64, augmentation, QuAFL b=4, {precision}",
+        module=models.resnet20,
+        data=lambda: both(cifar10()),
+        clients=clients,
+        algorithm=QuAFL(sampled=sampled, local_steps=10, wait=10.0),
+        codec=Lattice(bits=4),
+        optimizer=sgd(0.03),
+        bare=lambda module: torch.optim.SGD(module.parameters(), lr=0.03),
+        batch=64,
+        rounds=400 // sampled,
+        asked=asked,
+        augment=crop_and_flip,
+        precision=precision,
+    )
+
+
+def pfl(seed: int = 0) -> Bench:
+    return Bench(
+        title="pfl-research's CIFAR-10 job, FedAvg, float32",
+        module=lambda: pfl_job.network(seed),
+        data=pfl_job.data,
+        clients=pfl_job.CLIENTS,
+        algorithm=FedAvg(sampled=pfl_job.COHORT, local_steps=pfl_job.STEPS),
+        codec=Identity(),
+        optimizer=sgd(pfl_job.LR),
+        bare=lambda module: torch.optim.SGD(module.parameters(), lr=pfl_job.LR),
+        batch=pfl_job.BATCH,
+        rounds=100,
+        asked=12_000,
+    )
+
+
+BENCHES: dict[str, list[Callable[[], Bench]]] = {
+    "fashion": [lambda: fashion(300, 30, 5000), lambda: fashion(20, 5, 3000)],
+    "resnet": [lambda: resnet(20, 10, 1500)],
+    "pfl": [pfl],
+}
+
+
+def measure(bench: Bench) -> dict[str, Any]:
+    """The speeds of one setting."""
+    task = bench.task()
+    began = perf_counter()
+    simulation = bench.simulation(task)
+    ready = perf_counter() - began
+    rounds = iter(simulation)
+    warm = max(bench.rounds // 4, bench.clients // bench.algorithm.sampled)
+    for _ in range(warm):
+        next(rounds)
+    whole = rate(lambda: [next(rounds) for _ in range(bench.rounds)], lambda: simulation._fleet.totals.steps)
+    result = {
+        "setting": bench.title,
+        "executor": simulation.executor,
+        "local steps a second": whole,
+        "asked": bench.asked,
+        "executor alone": executor_alone(bench, task, simulation),
+        "bare loop": bare_loop(bench, task),
+        "milliseconds a round": 1000 * seconds(lambda: [next(rounds) for _ in range(20)]) / 20,
+        "milliseconds an evaluation": 1000 * seconds(lambda: [simulation._evaluate() for _ in range(5)]) / 5,
+        "seconds to trace, compile, measure and capture": ready,
+        "gigabytes at most": torch.cuda.max_memory_allocated() / 1e9,
+    }
+    print(json.dumps(result, indent=2), flush=True)
+    return result
+
+
+def seconds(work: Callable[[], object]) -> float:
+    torch.cuda.synchronize()
+    start = perf_counter()
+    work()
+    torch.cuda.synchronize()
+    return perf_counter() - start
+
+
+def rate(work: Callable[[], object], steps: Callable[[], int]) -> float:
+    before = steps()
+    took = seconds(work)
+    return (steps() - before) / took
+
+
+def executor_alone(bench: Bench, task: Supervised, simulation: Simulation) -> float:
+    """K steps of s clients, again and again, without messages."""
+    sampled, steps = bench.algorithm.sampled, bench.algorithm.local_steps
+    someone = newcomer(*task.initial(), bench.optimizer)
+    clients = someone.each(lambda tensor: tensor.expand(sampled, *tensor.shape))
+    ids, counts = torch.arange(sampled), torch.full((sampled,), steps)
+
+    def work() -> None:
+        for _ in range(10):
+            simulation._fleet.execute(clients, ids, counts)
+
+    with arithmetic(bench.precision, DEVICE):
+        work()
+        return 10 * sampled * steps / seconds(work)
+
+
+def bare_loop(bench: Bench, task: Supervised) -> float:
+    """What one would write for a single model: nn.Module, torch.optim, the same batches, eager."""
+    module = task.flat.module(*task.initial()).to(DEVICE)
+    optimizer = bench.bare(module)
+    batches = [task.batch(0, step) for step in range(20)]
+
+    def work() -> None:
+        for inputs, targets, _ in batches * 10:
+            optimizer.zero_grad()
+            functional.cross_entropy(module(inputs), targets).backward()
+            optimizer.step()
+
+    with arithmetic(bench.precision, DEVICE):
+        work()
+        return 200 / seconds(work)
+
+
+def memory() -> dict[str, Any]:
+    """Of ResNet20: a run with 300 clients, all of whom have been contacted; then clients until no more fit."""
+    bench = resnet(300, 30, 0)
+    task = bench.task()
+    torch.cuda.reset_peak_memory_stats()
+    simulation = bench.simulation(task)
+    rounds = iter(simulation)
+    while simulation._fleet.clients.known < 300:
+        next(rounds)
+    result = {"gigabytes with n=300, all contacted": torch.cuda.max_memory_allocated() / 1e9}
+    del simulation, rounds
+    someone = newcomer(*task.initial(), bench.optimizer)
+    store = Store(someone, torch.full((10_000_000,), 10))
+    try:
+        while True:
+            ids = torch.arange(store.known, store.known + 1000)
+            store.put(ids, store[ids].each(torch.clone))
+    except torch.cuda.OutOfMemoryError:
+        result["clients that fit beside the data, in a GPU of gigabytes"] = [
+            store.known,
+            torch.cuda.get_device_properties(DEVICE).total_memory / 1e9,
+        ]
+    return result
+
+
+def accuracy() -> dict[str, Any]:
+    """pfl's job to its end: accuracy on the test set every 100 rounds."""
+    bench = pfl()
+    simulation = bench.simulation(bench.task(), every=1e9)
+    rounds = iter(simulation)
+    next(rounds)
+    found = {}
+    for number in range(1, pfl_job.ROUNDS + 1):
+        next(rounds)
+        if number % 100 == 0:
+            found[number] = simulation._evaluate()["accuracy"]
+    return found
+
+
+def in_pfl() -> dict[str, Any]:
+    try:
+        return pfl_job.in_pfl(60, 0, "cuda", every=0)
+    except ImportError as error:
+        return {"not measured": str(error)}
+
+
+def main(parts: list[str]) -> None:
+    logging.basicConfig(level=logging.WARNING)
+    logging.getLogger("quafl").setLevel(logging.INFO)
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    device = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
+    for part in parts or [*BENCHES, "memory", "accuracy"]:
+        if part in BENCHES:
+            results[part] = [measure(make()) for make in BENCHES[part]]
+            if part == "pfl":
+                results[part] += [in_pfl()]
+        else:
+            results[part] = {"memory": memory, "accuracy": accuracy}[part]()
+        results["device"] = device
+        print(json.dumps({part: results[part]}, indent=2), flush=True)
+        RESULTS.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
