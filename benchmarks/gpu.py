@@ -30,10 +30,10 @@ from quafl.core.client import newcomer
 from quafl.core.optim import adam, sgd
 from quafl.core.seams import Algorithm, Codec, Optimizer
 from quafl.sim import Plan, Simulation
-from quafl.sim.precision import Precision, arithmetic
 from quafl.sim.store import Store
 from quafl.tasks import Supervised, cifar10, fashion_mnist, models, partition
 from quafl.tasks.augment import crop_and_flip
+from quafl.tasks.precision import Precision, arithmetic, mixed
 from quafl.tasks.supervised import Data
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "simulator-gpu.json"
@@ -61,13 +61,13 @@ class Bench:
     def task(self) -> Supervised:
         train, test = self.data()
         hands = partition.iid(train, self.clients)
-        settings = {"batch_size": self.batch, "augment": self.augment, "device": DEVICE}
+        settings = {"batch_size": self.batch, "augment": self.augment, "device": DEVICE, "precision": self.precision}
         return Supervised(self.module(), hands, test=test, **settings)
 
     def simulation(self, task: Supervised, executor: Any = "auto", every: float = 1e9) -> Simulation:
         plan = Plan(until=1e5, every=every)
         parts = task, self.clients, World(slow=0.25), self.algorithm, self.codec, self.optimizer, plan
-        return Simulation(*parts, executor=executor, precision=self.precision)
+        return Simulation(*parts, executor=executor)
 
 
 def both(data: Any) -> tuple[Data, Data]:
@@ -186,9 +186,8 @@ def executor_alone(bench: Bench, task: Supervised, simulation: Simulation) -> fl
         for _ in range(10):
             simulation._fleet.execute(clients, ids, counts)
 
-    with arithmetic(bench.precision, DEVICE):
-        work()
-        return 10 * sampled * steps / seconds(work)
+    work()
+    return 10 * sampled * steps / seconds(work)
 
 
 def bare_loop(bench: Bench, task: Supervised) -> float:
@@ -200,7 +199,9 @@ def bare_loop(bench: Bench, task: Supervised) -> float:
     def work() -> None:
         for inputs, targets, _ in batches * 10:
             optimizer.zero_grad()
-            functional.cross_entropy(module(inputs), targets).backward()
+            with mixed(bench.precision, DEVICE):
+                loss = functional.cross_entropy(module(inputs), targets)
+            loss.backward()
             optimizer.step()
 
     with arithmetic(bench.precision, DEVICE):

@@ -60,7 +60,7 @@ OPTIMIZERS: dict[str, Callable[[], Optimizer]] = {
 
 def choice(task: Any, optimizer: Optimizer, clients: int, sampled: int) -> Choice:
     someone = newcomer(*task.initial(), optimizer)
-    return Choice(task, optimizer, someone, clients=clients, sampled=sampled, steps=4, precision="float32")
+    return Choice(task, optimizer, someone, clients=clients, sampled=sampled, steps=4)
 
 
 def network(make: Callable[[], nn.Module], clients: int = 6, **settings: Any) -> Supervised:

@@ -9,7 +9,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "src" / "quafl"
 OWN = {
     "core": {"core"},
-    "codec": {"codec", "core.seams", "core.counter"},
+    "codec": {"codec", "core.seams"},
     "tasks": {"tasks", "core.seams", "core.randomness", "core.counter"},
     "record": {"record", "core.seams"},
     "sim": {"sim", "core", "codec", "tasks", "record"},

@@ -32,7 +32,6 @@ from quafl.core.seams import (
 from quafl.sim.clock import VirtualClock
 from quafl.sim.executors import Choice, Name
 from quafl.sim.link import Link
-from quafl.sim.precision import Precision, arithmetic
 from quafl.sim.store import Store
 from quafl.sim.traffic import Sent, Traffic, Trip
 
@@ -53,8 +52,7 @@ class SimulatedFleet:
 
     The server's link carries the exchanges of `sampled` clients at a time, or any number if not `limited`.
     `unreachable` is the probability that a contact is lost on its way to the client, which then knows nothing of it.
-    `expected_steps` are the H_i, where the world knows them in advance. Local steps are taken by the `executor`, their
-    gradients in the `precision`.
+    `expected_steps` are the H_i, where the world knows them in advance. Local steps are taken by the `executor`.
     """
 
     def __init__(
@@ -72,7 +70,6 @@ class SimulatedFleet:
         unreachable: float = 0.0,
         expected_steps: Tensor | None = None,
         executor: Name = "auto",
-        precision: Precision = "float32",
     ) -> None:
         given = {}
         if expected_steps is not None:
@@ -88,19 +85,9 @@ class SimulatedFleet:
         self._failures = 0  # of clients that had taken a step, in a row
         self._bearable = min(self.size, 4 * algorithm.sampled)
         self._silence = 0.0  # when all who were asked last would have answered, if nothing had been lost
-        self._device, self._precision = somebody.base.device, precision
-        self._together = max(1, TOGETHER[self._device.type] // max(len(somebody.base), 1))
-        with arithmetic(precision, self._device):
-            choice = Choice(
-                task,
-                optimizer,
-                somebody,
-                self.size,
-                min(algorithm.sampled, self._together),
-                int(budget.max()),
-                precision,
-            )
-            self.execute = choice.make(executor)
+        self._together = max(1, TOGETHER[somebody.base.device.type] // max(len(somebody.base), 1))
+        sampled = min(algorithm.sampled, self._together)
+        self.execute = Choice(task, optimizer, somebody, self.size, sampled, int(budget.max())).make(executor)
         self._silent = _no_answer(self.clients[torch.empty(0, dtype=torch.int64)], codecs)
         self._optimizer, self._algorithm, self._codecs = optimizer, algorithm, codecs
         self._clock, self._speeds, self._rng = clock, speeds, rng
@@ -141,8 +128,7 @@ class SimulatedFleet:
             return refinement
 
         def train(clients: ClientState) -> ClientState:
-            with arithmetic(self._precision, self._device):
-                return self.execute(clients, ids, steps)
+            return self.execute(clients, ids, steps)
 
         clients = self.clients[ids]
         heard = self._codecs.down.decode(packet, key=clients.base, refine=repair)

@@ -18,8 +18,8 @@ from quafl.record.rows import Row, make_row, worth
 from quafl.sim.clock import VirtualClock
 from quafl.sim.executors import Name
 from quafl.sim.fleet import Diverged, SimulatedFleet
-from quafl.sim.precision import Precision, arithmetic
 from quafl.sim.world import World
+from quafl.tasks.precision import Precision
 from quafl.tasks.supervised import Data, Measure, Supervised
 
 STILL = 1000  # rounds at the same time, after which a run has no hope of ending
@@ -68,7 +68,7 @@ class _Best:
 class Simulation:
     """An iterator of rounds: each gives the row of an evaluation, or None. Between two, `state` is all that another
     one, made from the same parts, needs to go on from there. `expected_steps` are the H_i, where they are known in
-    advance; `executor` and `precision` are as in `simulate`."""
+    advance; `executor` is as in `simulate`."""
 
     def __init__(
         self,
@@ -82,7 +82,6 @@ class Simulation:
         *,
         expected_steps: Tensor | None = None,
         executor: Name = "auto",
-        precision: Precision = "float32",
     ) -> None:
         if algorithm.sampled > clients:
             raise ValueError(
@@ -107,7 +106,6 @@ class Simulation:
             unreachable=world.unreachable,
             expected_steps=expected_steps,
             executor=executor,
-            precision=precision,
         )
         self._reach(self.server)
         self._due, self._evaluated, self._still = 0.0, False, 0
@@ -173,8 +171,7 @@ class Simulation:
         self._spread = potential(state.model, self._fleet.clients.everybody().base) if self._plan.potential else None
 
     def _evaluate(self) -> Row:
-        with arithmetic("float32", self.server.model.device):
-            score = self._task.evaluate(self.server.model, self.server.buffers)
+        score = self._task.evaluate(self.server.model, self.server.buffers)
         if not isfinite(score["loss"]):
             if not self.rows:
                 raise ValueError(f"the loss of the initial model is {score['loss']}; look at the model and the data")
@@ -236,13 +233,19 @@ def simulate(
     if evaluations < 1:
         raise ValueError(f"evaluations is {evaluations}, must be at least 1")
     task = Supervised(
-        model, clients, loss=loss, metrics=metrics, test=test, batch_size=batch_size, seed=seed, device=device
+        model,
+        clients,
+        loss=loss,
+        metrics=metrics,
+        test=test,
+        batch_size=batch_size,
+        seed=seed,
+        device=device,
+        precision=precision,
     )
     metric = next(iter(task.metrics), "loss")
     plan = Plan(until=until, every=until / evaluations, seed=seed, metric=metric, lower_is_better=lower_is_better)
-    run = Simulation(
-        task, len(clients), world, algorithm, codec, optimizer, plan, executor=executor, precision=precision
-    )
+    run = Simulation(task, len(clients), world, algorithm, codec, optimizer, plan, executor=executor)
     try:
         for _ in run:
             pass

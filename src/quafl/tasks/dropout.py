@@ -17,7 +17,7 @@ class CountedDropout(nn.Module):
     def __init__(self, number: int, p: float, shared: int) -> None:
         super().__init__()
         self.number, self.p, self.shared, self.calls = number, p, shared, 0
-        self.register_buffer("key", torch.zeros(2, dtype=torch.int32), persistent=False)
+        self.register_buffer("key", torch.zeros(2, dtype=torch.int64), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """x·mask/(1 − p) in training."""

@@ -14,6 +14,7 @@ from quafl.core.randomness import derive
 from quafl.core.seams import Buffers, Ids, Model, Score
 from quafl.tasks import trees
 from quafl.tasks.flat import Call, Flat
+from quafl.tasks.precision import PRECISIONS, Precision, arithmetic, mixed
 from quafl.tasks.trees import Tree
 
 Data: TypeAlias = tuple[Tree, Tree]  # inputs and targets: tensors, or tuples or dictionaries of them, an example a row
@@ -49,7 +50,7 @@ class Supervised:
 
     Each client goes through its data in an order drawn anew for every epoch; step q's batch depends on (client, q)
     alone. A client with less than a batch uses all it has. `augment` changes a training batch's inputs at random.
-    Module and data are on the `device`.
+    Module and data are on the `device`; gradients are computed in the `precision`.
     """
 
     def __init__(
@@ -67,14 +68,17 @@ class Supervised:
         lower_is_better: bool = False,
         seed: int = 0,
         device: torch.device | str = "cpu",
+        precision: Precision = "float32",
     ) -> None:
+        if precision not in PRECISIONS:
+            raise ValueError(f"precision is {precision!r}, must be one of {', '.join(PRECISIONS)}")
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}, must be at least 1")
         if not clients:
             raise ValueError("there are no clients; give at least one")
         if metrics is not None and {"loss", "train_loss"} & metrics.keys():
             raise ValueError("a metric is called loss or train_loss, which are reported anyway; choose another name")
-        self._device = torch.device(device)
+        self._device, self.precision = torch.device(device), precision
         self.flat = Flat(module, self._device)
         self.metrics = {"accuracy": accuracy} if metrics is None else metrics
         self._sizes = torch.tensor([_examples(client, data) for client, data in enumerate(clients)])
@@ -107,7 +111,8 @@ class Supervised:
 
     def gradient(self, model: Model, buffers: Buffers, batch: Examples) -> tuple[Model, Buffers]:
         """Of the loss on the batch, for a single client."""
-        with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []):
+        gpu = [self._device] if self._device.type == "cuda" else []
+        with arithmetic(self.precision, self._device), torch.random.fork_rng(devices=gpu):
             torch.manual_seed(int(batch.key[0]))  # for what a module draws by other means than dropout layers
             return self.flat.gradient(model, buffers, batch.key, lambda module: self._loss_of(module, batch))
 
@@ -118,12 +123,12 @@ class Supervised:
     def pure_gradient(self, model: Model, buffers: Buffers, client: Tensor, step: Tensor) -> tuple[Model, Buffers]:
         """`gradient` of the client's batch for the step, as a function that can be vectorised and traced."""
         sizes, starts, shuffling, changing = self._there
-        size = sizes[client]
+        size, start = (table.index_select(0, client.view(1)).view(()) for table in (sizes, starts))
         epoch, place = step // (size // self._batch_size), step % (size // self._batch_size)
         places = place * self._batch_size + torch.arange(self._batch_size, device=self._device)
-        order = subkey(subkey(shuffling, client.int()), epoch.int())
-        chosen = starts[client] + permuted(order, places, size, blind=True)
-        batch = self._take(chosen, subkey(subkey(changing, client.int()), step.int()))
+        order = subkey(subkey(shuffling, client), epoch)
+        chosen = start + permuted(order, places, size, blind=True)
+        batch = self._take(chosen, subkey(subkey(changing, client), step))
         return self.flat.pure_gradient(model, buffers, batch.key, lambda module: self._loss_of(module, batch))
 
     @cached_property
@@ -142,7 +147,7 @@ class Supervised:
     def _orders_of(self, client: int, first: int, ahead: int) -> Tensor:
         """Of several epochs: for few examples, one costs as much as some."""
         size = self._sizes[client]
-        epochs = torch.arange(first, first + ahead, dtype=torch.int32)
+        epochs = torch.arange(first, first + ahead)
         keys = subkey(subkey(self._shuffling, client), epochs)
         return self._starts[client] + permuted(keys.unsqueeze(-2), torch.arange(int(size)), size)
 
@@ -153,12 +158,16 @@ class Supervised:
         return Examples(inputs, targets, key)
 
     def _loss_of(self, module: Call, batch: Examples) -> Tensor:
-        return self._loss(trees.call(module, batch.inputs), batch.targets)
+        with mixed(self.precision, self._device):
+            return self._loss(trees.call(module, batch.inputs), batch.targets)
 
     @torch.no_grad()
     def evaluate(self, model: Model, buffers: Buffers) -> Score:
         """Loss and metrics on the test data, loss on the training sample, and what else was asked for."""
-        module = self.flat.at(model, buffers)
+        with arithmetic("float32", self._device):
+            return self._score(self.flat.at(model, buffers))
+
+    def _score(self, module: nn.Module) -> Score:
         outputs, targets = self._outputs(module, self._test), self._test[1]
         score = {name: measure(outputs, targets) for name, measure in {"loss": self._loss, **self.metrics}.items()}
         score["train_loss"] = self._loss(self._outputs(module, self._sample), self._sample[1])

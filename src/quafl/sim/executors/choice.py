@@ -50,7 +50,6 @@ class Choice:
     clients: int
     sampled: int
     steps: int
-    precision: str
 
     def make(self, name: Name) -> Executor:
         """What cannot be executed as asked is executed one client after another, and one line says why."""
@@ -114,7 +113,7 @@ class Choice:
         shapes = [tuple(tensor.shape) for tensor in flatten(one.state)]
         device = torch.cuda.get_device_name(one.factor.device)
         facts = trace(step_of(task.pure_gradient, self.optimizer), one).code, shapes, min(self.sampled, self.clients)
-        return blake2b(repr((*facts, self.precision, device, torch.__version__)).encode(), digest_size=16).hexdigest()
+        return blake2b(repr((*facts, task.precision, device, torch.__version__)).encode(), digest_size=16).hexdigest()
 
 
 def _remembered() -> dict[str, str]:

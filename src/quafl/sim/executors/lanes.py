@@ -16,6 +16,7 @@ from torch import Tensor
 
 from quafl.core.seams import Buffers, ClientState, Counts, Ids, Model, Optimizer, OptimizerState, Task
 from quafl.sim.executors.sequential import Sequential
+from quafl.tasks.precision import Precision, arithmetic
 
 ALIGNED = 64  # octets: where lanes begin, so that what was compiled for one serves all
 
@@ -26,6 +27,10 @@ class Unsuitable(Exception):
 
 class Together(Task, Protocol):
     """A task that clients can learn together."""
+
+    @property
+    def precision(self) -> Precision:
+        """In what arithmetic."""
 
     def same_shape(self, ids: Ids) -> Tensor:
         """Which clients have batches of the common shape."""
@@ -61,7 +66,7 @@ Engine: TypeAlias = Callable[[Gradient, Optimizer, Lane], Advance]  # from a lan
 
 def can_be_together(task: Task) -> TypeGuard[Together]:
     """Whether the task has what lanes need."""
-    return hasattr(task, "same_shape") and hasattr(task, "pure_gradient")
+    return all(hasattr(task, part) for part in ("precision", "same_shape", "pure_gradient"))
 
 
 def step_of(gradient: Gradient, optimizer: Optimizer) -> Step:
@@ -98,7 +103,8 @@ class Lanes:
     def __init__(self, name: str, engine: Engine, task: Together, optimizer: Optimizer, lanes: Lane) -> None:
         self.name = name
         self._task, self._optimizer, self._lanes = task, optimizer, lanes
-        self._advance = engine(task.pure_gradient, optimizer, lanes)
+        with arithmetic(task.precision, lanes.factor.device):
+            self._advance = engine(task.pure_gradient, optimizer, lanes)
         self._alone = Sequential(task, optimizer)
 
     def __call__(self, clients: ClientState, ids: Ids, counts: Counts) -> ClientState:

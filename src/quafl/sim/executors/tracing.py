@@ -3,8 +3,7 @@
 import logging
 import warnings
 from collections.abc import Callable
-from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -14,7 +13,6 @@ from torch.utils import _pytree as pytree
 from quafl.sim.executors.lanes import Lane, State, Unsuitable, flatten
 
 _log = logging.getLogger(__name__)
-Launch: TypeAlias = Callable[[], object]
 
 
 def trace(step: Callable[[Lane], State], lanes: Lane) -> fx.GraphModule:
@@ -40,19 +38,16 @@ def trace(step: Callable[[Lane], State], lanes: Lane) -> fx.GraphModule:
 
 def compiled(graph: fx.GraphModule, lanes: Lane) -> Callable[[Lane], object]:
     """On a GPU, kernels made for this graph; elsewhere, or if that fails, its operations one by one."""
-
-    def run(graph: Callable[..., object], lanes: Lane) -> object:
-        return graph(*pytree.tree_leaves(lanes))
-
+    run: Callable[..., object] = graph
     if lanes.factor.device.type == "cuda":
-        fast = torch.compile(graph, dynamic=False, fullgraph=True)
         try:
+            run = torch._inductor.compile(graph, pytree.tree_leaves(lanes))
             with preserved(lanes):
-                run(fast, lanes)
-            return partial(run, fast)
+                run(*pytree.tree_leaves(lanes))
         except Exception as error:  # whatever a compiler may say
             _log.warning("the local step could not be compiled (%s): it runs uncompiled", _first_line(error))
-    return partial(run, graph)
+            run = graph
+    return lambda lanes: run(*pytree.tree_leaves(lanes))
 
 
 class preserved:  # used as a statement
