@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -93,6 +93,8 @@ class Supervised:
         if (per_client or per_class) and not self.metrics:
             raise ValueError("per_client and per_class need a metric; give one")
         self._shuffling, self._changing = key_from(derive(seed, "data")), key_from(derive(seed, "steps"))
+        mine = self._sizes, self._starts, self._shuffling, self._changing
+        self._there = [tensor.to(self._device) for tensor in mine]  # what batches are made from, on the device
         self._orders = lru_cache(maxsize=2 * len(clients))(self._orders_of)
 
     def initial(self) -> tuple[Model, Buffers]:
@@ -130,13 +132,6 @@ class Supervised:
         chosen = start + permuted(order, places, size, blind=True)
         batch = self._take(chosen, subkey(subkey(changing, client), step))
         return self.flat.pure_gradient(model, buffers, batch.key, lambda module: self._loss_of(module, batch))
-
-    @cached_property
-    def _there(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """What batches are made from, on the device."""
-        mine = self._sizes, self._starts, self._shuffling, self._changing
-        sizes, starts, shuffling, changing = (tensor.to(self._device) for tensor in mine)
-        return sizes, starts, shuffling, changing
 
     def _order(self, client: int, epoch: int) -> Tensor:
         """Where the client's examples are, in the order of the epoch."""

@@ -14,7 +14,7 @@ from quafl.record.files import write_atomically
 from quafl.sim.executors.graphs import branches
 from quafl.sim.executors.lanes import Engine, Lanes, Together, Unsuitable, can_be_together, flatten, lanes_for, step_of
 from quafl.sim.executors.sequential import Sequential
-from quafl.sim.executors.tracing import lane, trace
+from quafl.sim.executors.tracing import first_line, lane, trace
 from quafl.sim.executors.vectorised import vectorised
 from quafl.tasks.files import cache_folder
 
@@ -66,7 +66,12 @@ class Choice:
     def _engine(self, name: str, task: Together) -> Executor:
         engine, most = ENGINES[name]
         lanes = lanes_for(task, self.newcomer, self.clients, min(self.sampled, most))
-        made = Lanes(name, engine, task, self.optimizer, lanes)
+        try:
+            made = Lanes(name, engine, task, self.optimizer, lanes)
+        except Unsuitable:
+            raise
+        except Exception as error:  # of a model that nobody here has seen before, on a device likewise
+            raise Unsuitable(first_line(error)) from error
         mine, theirs = (self._run(one, TRIED, TRIED) for one in (made, Sequential(task, self.optimizer)))
         away = float((mine.progress - theirs.progress).norm() / theirs.progress.norm().clamp(min=1e-30))
         if not away <= AGREEMENT:

@@ -29,7 +29,7 @@ def trace(step: Callable[[Lane], State], lanes: Lane) -> fx.GraphModule:
             warnings.filterwarnings("ignore", "There is a performance drop")  # of an operation, lane by lane
             graph: fx.GraphModule = make_fx(in_place)(*tensors)
     except Exception as error:  # the model is the user's, and may do anything
-        raise Unsuitable(_first_line(error)) from error
+        raise Unsuitable(first_line(error)) from error
     for node in graph.graph.nodes:
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
             raise Unsuitable(f"the model draws random numbers of its own, by {node.target}")
@@ -41,11 +41,13 @@ def compiled(graph: fx.GraphModule, lanes: Lane) -> Callable[[Lane], object]:
     run: Callable[..., object] = graph
     if lanes.factor.device.type == "cuda":
         try:
-            run = torch._inductor.compile(graph, pytree.tree_leaves(lanes))
-            with preserved(lanes):
+            with preserved(lanes), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about tf32, which we have decided, and the compiler's own parts
+                run = torch._inductor.compile(graph, pytree.tree_leaves(lanes))
                 run(*pytree.tree_leaves(lanes))
         except Exception as error:  # whatever a compiler may say
-            _log.warning("the local step could not be compiled (%s): it runs uncompiled", _first_line(error))
+            _log.warning("the local step could not be compiled (%s): it runs uncompiled", first_line(error))
+            _log.debug("the compiler's error", exc_info=True)
             run = graph
     return lambda lanes: run(*pytree.tree_leaves(lanes))
 
@@ -70,6 +72,7 @@ def lane(lanes: Lane, number: int) -> Lane:
     return one
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """The gist of an error that is not ours."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
