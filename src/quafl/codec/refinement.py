@@ -2,7 +2,8 @@
 
 The result is the one the first message stood for, so that repairs add no bias. The sender needs the vector and the
 request, nothing else. One bit doubles the reach, which is nearly always enough; each further request asks for twice as
-many, until the points are known without any key: a repair always ends. Blocks are few; torch serves.
+many, until the points are known without any key: a repair always ends. Blocks are few: torch on the CPU serves,
+wherever the vectors are.
 """
 
 from collections.abc import Callable
@@ -23,10 +24,11 @@ MOST = 16  # bits asked for at once
 
 def answer(x: Tensor, request: Packet) -> Packet:
     """The sender's part: the bits from `request.sent` on of the points in the blocks asked for."""
+    request = request.each(Tensor.cpu)
     blocks = request.symbols.to(torch.int64)
     place, inside = places(request.dim, blocks)
     words = hashing.words(request.seed, blocks)
-    t = rotate(x[place] * inside, hashing.sign(words)) * request.side.reciprocal()
+    t = rotate(x[place].cpu() * inside, hashing.sign(words)) * request.side.reciprocal()
     k = points(t, hashing.dither(words))
     total = request.sent + request.bits
     return replace(
@@ -39,7 +41,8 @@ def answer(x: Tensor, request: Packet) -> Packet:
 
 def repair(vector: Tensor, packet: Packet, key: Tensor, failed: Tensor, ask: Callable[[Packet], Packet]) -> None:
     """The receiver's part: put what the failed blocks ("W", bool) stand for into the vector."""
-    blocks = failed.nonzero().squeeze(-1)
+    blocks = failed.nonzero().squeeze(-1).cpu()
+    packet = packet.each(Tensor.cpu)
     layout = packet.symbols.view(hashing.BLOCK // 32, packet.bits, block_count(packet.dim))
     residues = unpack_groups(layout[..., blocks], packet.bits)
     sent, wanted = packet.bits, 1
@@ -54,7 +57,7 @@ def repair(vector: Tensor, packet: Packet, key: Tensor, failed: Tensor, ask: Cal
             checks=packet.checks[:0],
             exact=packet.exact[:0],
         )
-        reply = ask(request)
+        reply = ask(request).each(Tensor.cpu)
         _check_reply(reply, request)
         residues = residues | (unpack(reply.symbols, more, hashing.BLOCK, len(blocks)) << sent)
         sent, wanted = sent + more, 2 * wanted
@@ -75,7 +78,7 @@ def _points(
         wrapped = torch.where(residues >= 1 << (FULL - 1), residues - (1 << FULL), residues)
         return wrapped, torch.ones_like(blocks, dtype=torch.bool)
     place, inside = places(packet.dim, blocks)
-    t = rotate(key[place] * inside, hashing.sign(words)) * packet.side.reciprocal()
+    t = rotate(key[place].cpu() * inside, hashing.sign(words)) * packet.side.reciprocal()
     k, _, reachable = nearest(residues, sent, t, hashing.dither(words))
     return k, reachable.all(dim=-2)
 
@@ -85,7 +88,7 @@ def _put(vector: Tensor, packet: Packet, k: Tensor, blocks: Tensor, words: Tenso
     place, inside = places(packet.dim, blocks)
     centers = k.double() - hashing.dither(words).double() + 0.5
     values = rotate_back(centers, hashing.sign(words).double(), packet.side.double())
-    vector[place[inside]] = values[inside].to(vector.dtype)
+    vector[place[inside].to(vector.device)] = values[inside].to(vector.device, vector.dtype)
 
 
 def _check_reply(reply: Packet, request: Packet) -> None:

@@ -22,7 +22,7 @@ def _mix(word: Tensor) -> Tensor:
 def count(key: Tensor, number: Tensor | int) -> Tensor:
     """The key's word of that number: for keys "... 2" and numbers that broadcast with "..."; all are int64."""
     low, high = key.unbind(-1)
-    return _mix(_mix(low + number * _GOLDEN & _MASK) ^ high)
+    return _mix(_mix(low + number & _MASK) ^ high)
 
 
 def subkey(key: Tensor, number: Tensor | int) -> Tensor:

@@ -243,13 +243,13 @@ class SimulatedFleet:
     def _gather(self, trips: list[Trip]) -> tuple[Ids, Answer]:
         if not trips:
             return torch.empty(0, dtype=torch.int64), self._silent
-        rows = [(trip.sent, trip.row) for trip in trips]
-        whole = rows[0][0]
-        if [row for _, row in rows] == list(range(len(whole.ready))) and all(sent is whole for sent, _ in rows):
-            return whole.sender, whole.answer
-        return torch.stack([sent.sender[row] for sent, row in rows]), Answer.stack(
-            [sent.answer[row] for sent, row in rows]
-        )
+        first, rows = trips[0].sent, [trip.row for trip in trips]
+        if any(trip.sent is not first for trip in trips):
+            first, rows = Sent.stack([trip.sent[trip.row] for trip in trips]), list(range(len(trips)))
+        if rows == list(range(len(first.ready))):
+            return first.sender, first.answer
+        chosen = torch.tensor(rows)
+        return first.sender[chosen], first.answer[chosen]
 
 
 def _no_answer(nobody: ClientState, codecs: Codecs) -> Answer:

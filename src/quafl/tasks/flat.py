@@ -50,6 +50,8 @@ class Flat:
         self, model: Tensor, buffers: Tensor, key: Tensor, loss: Callable[[Call], Tensor]
     ) -> tuple[Tensor, Tensor]:
         """The same without touching anything: it can be vectorised and traced."""
+        if any(getattr(layer, "num_batches_tracked", None) is not None for layer in self._module.modules()):
+            raise TypeError("a layer of the model counts its batches (batch norm with momentum=None)")
         self._module.train()
         for _, layer in self._dropouts:
             layer.calls = 0

@@ -8,6 +8,7 @@ from time import perf_counter
 from typing import Literal, Protocol, TypeAlias, get_args
 
 import torch
+from torch import Tensor
 
 from quafl.core.seams import ClientState, Counts, Ids, Optimizer, Task
 from quafl.record.files import write_atomically
@@ -73,7 +74,7 @@ class Choice:
         except Exception as error:  # of a model that nobody here has seen before, on a device likewise
             raise Unsuitable(first_line(error)) from error
         mine, theirs = (self._run(one, TRIED, TRIED) for one in (made, Sequential(task, self.optimizer)))
-        away = float((mine.progress - theirs.progress).norm() / theirs.progress.norm().clamp(min=1e-30))
+        away = max(_distance(mine.progress, theirs.progress), _distance(mine.buffers, theirs.buffers))
         if not away <= AGREEMENT:
             raise Unsuitable(f"{name} steps differ by {away:.1%} from those taken one by one")
         return made
@@ -119,6 +120,10 @@ class Choice:
         device = torch.cuda.get_device_name(one.factor.device)
         facts = trace(step_of(task.pure_gradient, self.optimizer), one).code, shapes, min(self.sampled, self.clients)
         return blake2b(repr((*facts, task.precision, device, torch.__version__)).encode(), digest_size=16).hexdigest()
+
+
+def _distance(mine: Tensor, theirs: Tensor) -> float:
+    return float((mine - theirs).norm() / theirs.norm().clamp(min=1e-30))
 
 
 def _remembered() -> dict[str, str]:
