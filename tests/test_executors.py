@@ -16,8 +16,7 @@ from quafl.tasks import Supervised, digits, partition
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
-ENGINES: list[Name] = ["vectorised", "graph"] if GPU else ["vectorised"]
-EACH_ENGINE = pytest.mark.parametrize("name", ENGINES)
+EACH_ENGINE = pytest.mark.parametrize("name", ["vectorised", "graph"])
 
 
 def picture(*layers: nn.Module) -> nn.Module:
@@ -100,7 +99,7 @@ def test_clients_go_the_same_way_together_as_one_by_one(
     task = network(make)
     ways = choice(task, optimizer(), clients=6, sampled=4)
     together = ways.make(name)
-    assert together.name == name
+    assert together.name.startswith(name)
     mine = trajectory(together, task, optimizer(), VISITS)
     theirs = trajectory(ways.make("sequential"), task, optimizer(), VISITS)
     torch.testing.assert_close(mine.tree(), theirs.tree(), rtol=2e-3, atol=2e-5)

@@ -1,6 +1,6 @@
 """How the local steps of the contacted clients are computed: one after another, or together in lanes.
 
-A new way for lanes is an engine: one file, and a line in `choice.ENGINES`.
+A new way for lanes is an engine, one file like `groups`, and a line in `choice`.
 """
 
 from quafl.sim.executors.choice import NAMES, Choice, Executor, Name

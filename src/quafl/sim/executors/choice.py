@@ -3,33 +3,40 @@
 import json
 import logging
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from time import perf_counter
 from typing import Literal, Protocol, TypeAlias, get_args
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from quafl.core.seams import ClientState, Counts, Ids, Optimizer, Task
 from quafl.record.files import write_atomically
-from quafl.sim.executors.graphs import branches
-from quafl.sim.executors.lanes import Engine, Lanes, Together, Unsuitable, can_be_together, flatten, lanes_for, step_of
+from quafl.sim.executors.groups import in_groups
+from quafl.sim.executors.lanes import (
+    Lane,
+    Lanes,
+    Together,
+    Unsuitable,
+    can_be_together,
+    flatten,
+    lanes_for,
+    step_of,
+)
 from quafl.sim.executors.sequential import Sequential
-from quafl.sim.executors.tracing import first_line, lane, trace
-from quafl.sim.executors.vectorised import vectorised
+from quafl.sim.executors.tracing import first_line, trace
 from quafl.tasks.files import cache_folder
 
 _log = logging.getLogger(__name__)
 
 Name: TypeAlias = Literal["auto", "sequential", "vectorised", "graph"]
 NAMES: tuple[Name, ...] = get_args(Name)
-ENGINES: dict[str, tuple[Engine, int]] = {  # and the most lanes that are of use
-    "vectorised": (vectorised, 64),
-    "graph": (branches, 16),
-}
 MEASURED = "executors.json"  # what was found fastest, in the user's cache
 TRIED = 2  # clients, and steps of each, on which an executor must agree with the sequential one
 AGREEMENT = 0.5  # relative: it must be the same computation; Adam makes large steps of rounding errors, too
+MOST_VECTORISED, MOST_BRANCHES = 64, 16  # lanes that are of use
 
 
 class Executor(Protocol):
@@ -54,21 +61,35 @@ class Choice:
 
     def make(self, name: Name) -> Executor:
         """What cannot be executed as asked is executed one client after another, and one line says why."""
-        if name == "sequential" or (name == "auto" and self.newcomer.base.device.type != "cuda"):
+        if name == "sequential" or (name == "auto" and not self._on_gpu):
             return Sequential(self.task, self.optimizer)
         try:
             if not can_be_together(self.task):
                 raise Unsuitable(f"{type(self.task).__name__} has no pure_gradient")
-            return self._fastest(self.task) if name == "auto" else self._engine(name, self.task)
+            sizes = self._group_sizes(name)
+            if len(sizes) == 1:
+                return self._lanes(*next(iter(sizes.items())), self.task)
+            return self._fastest(sizes, self.task)
         except Unsuitable as error:
             _log.warning("clients train one after another, because they cannot train together: %s", error)
             return Sequential(self.task, self.optimizer)
 
-    def _engine(self, name: str, task: Together) -> Executor:
-        engine, most = ENGINES[name]
-        lanes = lanes_for(task, self.newcomer, self.clients, min(self.sampled, most))
+    @property
+    def _on_gpu(self) -> bool:
+        return self.newcomer.base.device.type == "cuda"
+
+    def _group_sizes(self, name: Name) -> dict[str, int]:
+        """Of the executors of that name. A GPU may be faster with a few smaller groups side by side."""
+        whole = min(self.sampled, MOST_VECTORISED)
+        vectorised = {f"vectorised by {size}": size for size in ([whole, -(-whole // 4)] if self._on_gpu else [whole])}
+        vectorised = {label: size for label, size in vectorised.items() if size > 1}
+        return {**(vectorised if name != "graph" else {}), **({"graph": 1} if name != "vectorised" else {})}
+
+    def _lanes(self, label: str, size: int, task: Together) -> Executor:
+        most = min(self.sampled, MOST_BRANCHES if size == 1 else MOST_VECTORISED)
+        lanes = lanes_for(task, self.newcomer, self.clients, -(-most // size) * size)
         try:
-            made = Lanes(name, engine, task, self.optimizer, lanes)
+            made = Lanes(label, partial(in_groups, size), size, task, self.optimizer, lanes)
         except Unsuitable:
             raise
         except Exception as error:  # of a model that nobody here has seen before, on a device likewise
@@ -76,35 +97,37 @@ class Choice:
         mine, theirs = (self._run(one, TRIED, TRIED) for one in (made, Sequential(task, self.optimizer)))
         away = max(_distance(mine.progress, theirs.progress), _distance(mine.buffers, theirs.buffers))
         if not away <= AGREEMENT:
-            raise Unsuitable(f"{name} steps differ by {away:.1%} from those taken one by one")
+            raise Unsuitable(f"{label}: its steps differ by {away:.1%} from those taken one by one")
         return made
 
-    def _fastest(self, task: Together) -> Executor:
-        key = self._key(task)
+    def _fastest(self, sizes: dict[str, int], task: Together) -> Executor:
+        key = self._key(sizes, task)
         known = _remembered().get(key)
-        if known is not None:
-            return self._engine(known, task) if known in ENGINES else Sequential(task, self.optimizer)
-        made: dict[str, Executor] = {"sequential": Sequential(task, self.optimizer)}
-        for name in ENGINES:
+        if known in sizes:
+            return self._lanes(known, sizes[known], task)
+        made: list[Executor] = []
+        why: list[Unsuitable] = []
+        for label, size in sizes.items():
             try:
-                made[name] = self._engine(name, task)
+                made.append(self._lanes(label, size, task))
             except Unsuitable as error:
-                _log.info("%s: %s", name, error)
-                if name == list(ENGINES)[-1] and len(made) == 1:
-                    raise
-        rates = {name: self._rate(executor) for name, executor in made.items()}
-        _log.info("local steps a second: %s", ", ".join(f"{name} {rate:,.0f}" for name, rate in rates.items()))
-        best = max(rates, key=lambda name: rates[name])
-        _remember(key, best)
-        return made[best]
+                _log.info("%s: %s", label, error)
+                why.append(error)
+        if not made:
+            raise why[0]
+        rates = [self._rate(executor) for executor in made]
+        found = ", ".join(f"{executor.name} {rate:,.0f}" for executor, rate in zip(made, rates, strict=True))
+        _log.info("local steps a second: %s", found)
+        best = made[rates.index(max(rates))]
+        _remember(key, best.name)
+        return best
 
     def _rate(self, executor: Executor) -> float:
         """Local steps a second, warmed up."""
-        clients, steps = (self.sampled, self.steps) if executor.name in ENGINES else (1, min(self.steps, TRIED))
-        self._run(executor, clients, steps)
+        self._run(executor, self.sampled, self.steps)
         torch.cuda.synchronize()
         began = perf_counter()
-        taken = self._run(executor, clients, steps).taken.sum()
+        taken = self._run(executor, self.sampled, self.steps).taken.sum()
         torch.cuda.synchronize()
         return float(taken) / (perf_counter() - began)
 
@@ -113,12 +136,12 @@ class Choice:
         newcomers = self.newcomer.each(lambda tensor: tensor.expand(len(ids), *tensor.shape))
         return executor(newcomers, ids, torch.full((len(ids),), steps))
 
-    def _key(self, task: Together) -> str:
+    def _key(self, sizes: dict[str, int], task: Together) -> str:
         """What the measurement depends on."""
-        one = lane(lanes_for(task, self.newcomer, self.clients, 1), 0)
+        one: Lane = pytree.tree_map(lambda rows: rows[0], lanes_for(task, self.newcomer, self.clients, 1))
         shapes = [tuple(tensor.shape) for tensor in flatten(one.state)]
         device = torch.cuda.get_device_name(one.factor.device)
-        facts = trace(step_of(task.pure_gradient, self.optimizer), one).code, shapes, min(self.sampled, self.clients)
+        facts = trace(step_of(task.pure_gradient, self.optimizer), one).code, shapes, self.sampled, sizes
         return blake2b(repr((*facts, task.precision, device, torch.__version__)).encode(), digest_size=16).hexdigest()
 
 

@@ -98,11 +98,12 @@ def lanes_for(task: Together, newcomer: ClientState, clients: int, width: int) -
 
 
 class Lanes:
-    """Executes steps in lanes; clients whose batches are smaller than the others' take theirs one after another."""
+    """Executes steps in lanes, of which the engine runs `size` at a time; clients whose batches are smaller than the
+    others' take theirs one after another."""
 
-    def __init__(self, name: str, engine: Engine, task: Together, optimizer: Optimizer, lanes: Lane) -> None:
+    def __init__(self, name: str, engine: Engine, size: int, task: Together, optimizer: Optimizer, lanes: Lane) -> None:
         self.name = name
-        self._task, self._optimizer, self._lanes = task, optimizer, lanes
+        self._task, self._optimizer, self._lanes, self._size = task, optimizer, lanes, size
         with arithmetic(task.precision, lanes.factor.device):
             self._advance = engine(task.pure_gradient, optimizer, lanes)
         self._alone = Sequential(task, optimizer)
@@ -115,9 +116,11 @@ class Lanes:
         return after.with_rows(rest, self._alone(after[rest], ids[rest], counts[rest])) if len(rest) else after
 
     def _in_lanes(self, clients: ClientState, ids: Ids, counts: Counts) -> ClientState:
-        plan = share_out(counts.tolist(), len(self._lanes.factor))
-        if not plan.active:
+        total, longest = int(counts.sum()), int(counts.max()) if len(counts) else 0
+        if not total:
             return clients
+        enough = -(-total // longest)  # lanes, so that those who take the most steps are not waited for
+        plan = share_out(counts.tolist(), min(len(self._lanes.factor), -(-enough // self._size) * self._size))
         here, ticks = clients.base.device, len(plan.active)
         whose = torch.tensor(plan.rows)
         work = torch.stack((ids[whose], clients.steps[whose] + torch.tensor(plan.steps))).to(here)
@@ -133,8 +136,8 @@ class Lanes:
             if len(lane):
                 for seat, part in zip((*seats, self._lanes.factor), (*before, factor), strict=True):
                     seat.index_copy_(0, lane, part.index_select(0, row))
-            self._lanes.client.copy_(work[0, tick])
-            self._lanes.step.copy_(work[1, tick])
+            self._lanes.client[: plan.width].copy_(work[0, tick])
+            self._lanes.step[: plan.width].copy_(work[1, tick])
             self._advance(active)
             lane, row = pairs[ticks + tick]
             if len(lane):
@@ -154,6 +157,7 @@ class Lanes:
 class Plan(NamedTuple):
     """Who does what when: lists by tick, and in them by lane."""
 
+    width: int
     rows: list[list[int]]  # whose step
     steps: list[list[int]]  # which of its steps
     active: list[int]  # how many lanes have something to do, always the first ones; the others repeat something
@@ -174,6 +178,7 @@ def share_out(counts: Sequence[int], width: int) -> Plan:
     lengths = [sum(counts[row] for row in queue) for queue in queues]
     ticks = lengths[0]
     plan = Plan(
+        width=width,
         rows=[(queues[0][:1] or [0]) * width for _ in range(ticks)],
         steps=[[0] * width for _ in range(ticks)],
         active=[sum(length > tick for length in lengths) for tick in range(ticks)],

@@ -66,12 +66,6 @@ class preserved:  # used as a statement
             tensor.copy_(kept)
 
 
-def lane(lanes: Lane, number: int) -> Lane:
-    """One of them, as a view."""
-    one: Lane = pytree.tree_map(lambda tensor: tensor[number], lanes)
-    return one
-
-
 def first_line(error: Exception) -> str:
     """The gist of an error that is not ours."""
     lines = str(error).strip().splitlines()
