@@ -1,18 +1,26 @@
 """However local steps are computed, they are the same steps."""
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn import functional
 
-from quafl import cosine
+from quafl import FedAvg, FedBuff, FedNova, Lattice, QuAFL, World, cosine, simulate
+from quafl.codec import QSGD
 from quafl.core.client import newcomer
 from quafl.core.optim import adam, momentum, sgd
-from quafl.core.seams import ClientState, Optimizer
+from quafl.core.seams import Algorithm, ClientState, Codec, Optimizer
 from quafl.sim.executors import Choice, Executor, Name
-from quafl.tasks import Supervised, digits, partition
+from quafl.sim.executors.lanes import share_out
+from quafl.sim.executors.stackable import Stackable
+from quafl.tasks import Quadratic, Supervised, digits, partition
+from quafl.tasks.augment import crop_and_flip
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -103,3 +111,186 @@ def test_clients_go_the_same_way_together_as_one_by_one(
     mine = trajectory(together, task, optimizer(), VISITS)
     theirs = trajectory(ways.make("sequential"), task, optimizer(), VISITS)
     torch.testing.assert_close(mine.tree(), theirs.tree(), rtol=2e-3, atol=2e-5)
+
+
+@EACH_ENGINE
+def test_augmented_pictures_are_the_same_together_as_one_by_one(name: Name) -> None:
+    pictures = torch.randint(0, 256, (96, 3, 12, 12), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    hands = partition.iid((pictures, torch.arange(96) % 10), 6)
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.LayerNorm((3, 12, 12)), nn.Flatten(), nn.Linear(432, 10))
+    task = Supervised(
+        module, hands, batch_size=8, augment=lambda x, draws: crop_and_flip(x, draws).float(), device=DEVICE
+    )
+    ways = choice(task, sgd(0.1), clients=6, sampled=6)
+    mine, theirs = (trajectory(ways.make(which), task, sgd(0.1), VISITS) for which in (name, "sequential"))
+    torch.testing.assert_close(mine.tree(), theirs.tree(), rtol=2e-3, atol=2e-5)
+
+
+@EACH_ENGINE
+def test_clients_with_less_than_a_batch_take_part(name: Name) -> None:
+    train = digits().train
+    hands = [(train[0][start:stop], train[1][start:stop]) for start, stop in ((0, 40), (40, 50), (50, 90), (90, 91))]
+    torch.manual_seed(0)
+    task = Supervised(MODELS["dropout"](), hands * 2, batch_size=16, device=DEVICE)
+    ways = choice(task, momentum(0.1), clients=8, sampled=6)
+    mine, theirs = (trajectory(ways.make(which), task, momentum(0.1), VISITS) for which in (name, "sequential"))
+    torch.testing.assert_close(mine.tree(), theirs.tree(), rtol=2e-3, atol=2e-5)
+
+
+ALGORITHMS: dict[str, tuple[Algorithm, Codec]] = {
+    "QuAFL": (QuAFL(sampled=3, local_steps=4), Lattice(bits=8)),
+    "FedAvg": (FedAvg(sampled=3, local_steps=4), Lattice(bits=8)),
+    "FedNova": (FedNova(sampled=3, local_steps=4), Lattice(bits=8)),
+    "FedBuff": (FedBuff(sampled=3, local_steps=4, server_lr=0.5), QSGD(bits=8)),
+}
+
+
+@EACH_ENGINE
+@pytest.mark.parametrize(("algorithm", "codec"), ALGORITHMS.values(), ids=ALGORITHMS.keys())
+def test_whole_runs_are_the_same_whatever_takes_the_steps(name: Name, algorithm: Algorithm, codec: Codec) -> None:
+    torch.manual_seed(0)
+    model = MODELS["all of it"]()
+
+    def rows(executor: Name) -> list[dict[str, float]]:
+        return simulate(
+            model=model,
+            clients=partition.iid(digits().train, 8),
+            test=digits().test,
+            algorithm=algorithm,
+            codec=codec,
+            optimizer=sgd(0.1),
+            world=World(slow=0.25),
+            until=60.0,
+            evaluations=3,
+            device=DEVICE,
+            executor=executor,
+        ).rows
+
+    for mine, theirs in zip(rows(name), rows("sequential"), strict=True):
+        assert mine == pytest.approx(theirs, rel=0.05, abs=0.02)
+        assert mine["local_steps"] == theirs["local_steps"]
+
+
+class Looks(nn.Module):
+    """Does one thing or another, as the data are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) if x.mean() > 0.5 else self.layer(-x)
+
+
+class Draws(nn.Module):
+    """Draws its dropout by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(functional.dropout(x, 0.5, self.training))
+
+
+REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "control flow": (Looks, "data-dependent control flow"),
+    "randomness": (Draws, "draws random numbers of its own"),
+    "counting": (lambda: nn.Sequential(nn.BatchNorm1d(64, momentum=None), nn.Linear(64, 10)), "counts its batches"),
+}
+
+
+@EACH_ENGINE
+@pytest.mark.parametrize(("make", "why"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_cannot_be_done_together_is_done_one_by_one_and_one_line_says_why(
+    name: Name, make: Callable[[], nn.Module], why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="quafl"):
+        made = choice(network(make), sgd(0.1), clients=6, sampled=3).make(name)
+    assert made.name == "sequential"
+    (line,) = [record.getMessage() for record in caplog.records if record.name.startswith("quafl")]
+    assert "clients train one after another" in line
+    assert why in line
+    assert "\n" not in line
+
+
+def test_a_task_that_cannot_be_learned_together_is_still_learned(caplog: pytest.LogCaptureFixture) -> None:
+    task = Quadratic(torch.ones(3), torch.randn(4, 3))
+    with caplog.at_level(logging.WARNING, logger="quafl"):
+        assert choice(task, sgd(0.1), clients=4, sampled=2).make("vectorised").name == "sequential"
+    assert "Quadratic has no pure_gradient" in caplog.text
+
+
+@pytest.mark.skipif(GPU, reason="with a GPU it is measured")
+def test_without_a_gpu_clients_train_one_after_another_unless_asked() -> None:
+    assert choice(network(MODELS["dense"]), sgd(0.1), clients=6, sampled=3).make("auto").name == "sequential"
+
+
+@EACH_ENGINE
+def test_mixed_precision_is_the_same_together_as_one_by_one_within_its_rounding(name: Name) -> None:
+    task = network(MODELS["batch norm"], precision="bfloat16")
+    ways = choice(task, sgd(0.1), clients=6, sampled=6)
+    mine, theirs = (trajectory(ways.make(which), task, sgd(0.1), VISITS[:1]) for which in (name, "sequential"))
+    moved = (theirs.base - task.initial()[0]).norm()
+    assert (mine.base - theirs.base).norm() < 0.1 * moved
+    exact = network(MODELS["batch norm"])
+    other = trajectory(choice(exact, sgd(0.1), 6, 6).make("sequential"), exact, sgd(0.1), VISITS[:1])
+    assert 0 < (other.base - theirs.base).norm() < 0.1 * moved
+
+
+def test_an_unknown_precision_is_refused() -> None:
+    with pytest.raises(ValueError, match="precision is 'float16', must be one of float32, tf32, bfloat16"):
+        network(MODELS["dense"], precision="float16")
+
+
+@given(st.lists(st.integers(0, 7), max_size=12), st.integers(1, 9))
+def test_every_step_is_taken_once_and_in_order(counts: list[int], width: int) -> None:
+    plan = share_out(counts, width)
+    lanes: dict[int, int] = {}
+    taken = [0] * len(counts)
+    for tick, active in enumerate(plan.active):
+        lanes |= dict(plan.come[tick])
+        for lane in range(active):
+            row = lanes[lane]
+            assert (plan.rows[tick][lane], plan.steps[tick][lane]) == (row, taken[row])
+            taken[row] += 1
+        for lane, row in plan.go[tick]:
+            assert taken[row] == counts[row]
+            assert lanes.pop(lane) == row
+    assert taken == counts
+    assert plan.active == sorted(plan.active, reverse=True)
+    least = max(max(counts, default=0), -(-sum(counts) // width))
+    assert len(plan.active) <= 4 / 3 * least + 1  # Graham's bound
+
+
+@pytest.mark.parametrize("kernel", [1, 3, (3, 2)])
+@pytest.mark.parametrize("stride", [1, 2, (1, 2)])
+@pytest.mark.parametrize("padding", [0, 1, (2, 0)])
+def test_convolutions_of_a_stack_are_those_of_each(kernel: Any, stride: Any, padding: Any) -> None:
+    generator = torch.Generator().manual_seed(0)
+    layer = nn.Conv2d(2, 5, kernel)
+    pictures, weights, bias = (
+        torch.randn(3, *shape, generator=generator) for shape in ((4, 2, 7, 8), layer.weight.shape, (5,))
+    )
+
+    def gradients(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+        def value(*parts: Tensor) -> Tensor:
+            return functional.conv2d(*parts, stride=stride, padding=padding).square().sum()
+
+        result: tuple[Tensor, ...] = torch.func.grad(value, argnums=(0, 1, 2))(x, weight, bias)
+        return result
+
+    each = [gradients(*parts) for parts in zip(pictures, weights, bias, strict=True)]
+    with Stackable():
+        together = torch.func.vmap(gradients)(pictures, weights, bias)
+    for mine, theirs in zip(together, map(torch.stack, zip(*each, strict=True)), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_a_task_begins_where_it_began_however_long_it_was_trained() -> None:
+    task = network(MODELS["batch norm"])
+    model, buffers = (part.clone() for part in task.initial())
+    trajectory(choice(task, sgd(0.1), 6, 3).make("sequential"), task, sgd(0.1), VISITS)
+    assert torch.equal(task.initial()[0], model)
+    assert torch.equal(task.initial()[1], buffers)

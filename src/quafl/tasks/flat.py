@@ -28,10 +28,12 @@ class Flat:
         self._module.to(device)
         self._parameters = {name: p for name, p in self._module.named_parameters() if p.requires_grad}
         self._buffers = {name: b for name, b in self._module.named_buffers() if b.is_floating_point()}
+        model = self._flatten(p.detach() for p in self._parameters.values())
+        self._initial = model, self._flatten(self._buffers.values())
 
     def initial(self) -> tuple[Tensor, Tensor]:
-        """The module's own parameters and buffers."""
-        return self._flatten(p.detach() for p in self._parameters.values()), self._flatten(self._buffers.values())
+        """The module's own parameters and buffers, as they were given."""
+        return self._initial
 
     def gradient(
         self, model: Tensor, buffers: Tensor, key: Tensor, loss: Callable[[Call], Tensor]
