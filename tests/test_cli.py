@@ -19,6 +19,7 @@ import quafl
 from quafl.cli import app
 from quafl.record import checkpoints
 from quafl.record.rows import read_rows
+from quafl.run.pool import places
 from quafl.settings import load
 
 SMALL = ["run.until=60", "run.seeds=[3,4]", "clients.count=8", "algorithm.sampled=2"]
@@ -197,6 +198,43 @@ def test_a_finished_run_has_nothing_left_to_resume(uninterrupted: Path) -> None:
     done = CliRunner().invoke(app, ["run", "--resume", str(uninterrupted)])
     assert done.exit_code == 0, done.output
     assert (uninterrupted / "quafl" / "rows.csv").read_bytes() == before
+
+
+def test_runs_over_a_cluster_are_stopped_and_continued_bit_for_bit(uninterrupted: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="needs Ray")
+    (tmp_path / "long.toml").write_text(LONG)
+    command = [sys.executable, "-m", "quafl.cli", "run", "long.toml", "--out", "out", "--ray", "local"]
+    with subprocess.Popen(
+        [*command, "--checkpoint-every", "0"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        wait_for(tmp_path / "out", "checkpoint-seed0.pt")
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGINT
+    assert own(error) == ["quafl: interrupted; continue with: quafl run --resume out"]
+    again = call("run", "--resume", "out", "--ray", "local", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    for name in "quafl", "fedbuff":
+        assert (tmp_path / "out" / name / "rows.csv").read_text() == (uninterrupted / name / "rows.csv").read_text()
+
+
+def test_a_cluster_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="needs Ray")
+    done = call("run", "demo", "--out", "out", "--ray", "127.0.0.1:1", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "there is no Ray cluster at '127.0.0.1:1'" in own(done.stderr)[-1]
+    both = call("run", "demo", "--out", "out2", "--ray", "local", "-j", "2", cwd=tmp_path)
+    assert "exclude each other" in own(both.stderr)[-1]
+
+
+def test_every_process_sees_a_gpu_of_its_own() -> None:
+    assert places(3, gpus=0, visible=None) == [None, None, None]
+    assert places(3, gpus=2, visible=None) == ["0", "1", "0"]
+    assert places(2, gpus=2, visible="3,5") == ["3", "5"]
 
 
 def test_a_checkpoint_that_cannot_be_read_is_named(uninterrupted: Path, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ FOREIGN = {
     "sim": {"torch"},
     "deploy": {"torch", "nvflare", "cryptography"},
     "settings": {"torch", "pydantic", "pydantic_core", "tomli_w"},
-    "run": {"torch", "safetensors"},
+    "run": {"torch", "safetensors", "ray"},
     "cli": {"typer", "rich", "safetensors"},
     "theory": set(),
     "version": set(),

@@ -1,6 +1,5 @@
 """The command line."""
 
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -85,7 +84,13 @@ def run(
     only: Annotated[
         list[str] | None, typer.Option("--only", metavar="CURVE", help="Run this curve alone; may be repeated.")
     ] = None,
-    jobs: Annotated[int | None, typer.Option("-j", "--jobs", min=1, help="Processes; by default one per core.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option("-j", "--jobs", min=1, help="Processes; by default one per core, or per GPU.")
+    ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(help="Spread the runs over the Ray cluster at this address; 'local' starts one here."),
+    ] = None,
     overwrite: Annotated[bool, typer.Option(help="Replace an earlier run in the folder.")] = False,
     checkpoint: Annotated[
         float, typer.Option("--checkpoint-every", min=0, help="Seconds between checkpoints of an unfinished seed.")
@@ -96,9 +101,11 @@ def run(
 ) -> None:
     """Run an experiment: every curve, every seed. Writes rows, models and report.html."""
     with _one_sentence():
+        if ray is not None and jobs is not None:
+            raise SettingsError("--ray and -j exclude each other: a cluster knows how many processes it has")
         if resume is not None:
             if source is not None or out is not None or set_ or only or overwrite:
-                raise SettingsError("--resume takes everything from the folder; give it alone, or with -j")
+                raise SettingsError("--resume takes everything from the folder; give it alone, or with -j or --ray")
             out, folders = resume, runner.reopen(resume)
         elif source is None or out is None:
             raise SettingsError("say what to run and where: quafl run NAME|FILE.toml --out DIR, or --resume DIR")
@@ -107,9 +114,7 @@ def run(
         try:
             with _progress() as progress:
                 bars = _Bars(progress, folders)
-                troubles = runner.run(
-                    folders, processes=jobs or os.cpu_count() or 1, on_news=bars, checkpoint_seconds=checkpoint
-                )
+                troubles = runner.run(folders, processes=jobs, ray=ray, on_news=bars, checkpoint_seconds=checkpoint)
                 bars.finish()
         except runner.Interrupted as stopped:
             _complain(f"interrupted; continue with: quafl run --resume {out}", code=stopped.code)

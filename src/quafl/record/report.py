@@ -124,4 +124,9 @@ def _provenance(versions: dict[str, str]) -> str:
 
 def _settings(curve: Curve) -> str:
     text = tomli_w.dumps(curve.settings)
-    return f"<details><summary>{escape(curve.label)}</summary><pre>{escape(text)}</pre></details>"
+    made = curve.versions
+    how = f"Gradients in {made['precision']}, local steps {made['executor']}." if "executor" in made else ""
+    return (
+        f'<details><summary>{escape(curve.label)}</summary><p class="small">{escape(how)}</p>'
+        f"<pre>{escape(text)}</pre></details>"
+    )

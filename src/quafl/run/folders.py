@@ -66,6 +66,10 @@ class RunFolder:
         for which, model in outcome.models.items():
             with write_atomically(self.model(job.seed, which), "wb") as stream:
                 stream.write(safetensors.torch.save(model))
+        known = json.loads((self.path / VERSIONS).read_text(encoding="utf-8"))
+        if not outcome.computed.items() <= known.items():
+            with write_atomically(self.path / VERSIONS) as stream:
+                json.dump(known | outcome.computed, stream, indent=2)
         if outcome.trouble is not None:
             self.troubles[str(job.seed)] = outcome.trouble
             with write_atomically(self.path / TROUBLES) as stream:

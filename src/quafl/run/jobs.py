@@ -7,6 +7,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Literal, NamedTuple, TypeAlias
 
+import torch
 from torch import Tensor
 
 from quafl.record import checkpoints
@@ -37,13 +38,17 @@ class Outcome(NamedTuple):
     rows: list[Row]
     models: dict[Which, dict[str, Tensor]]
     trouble: str | None  # why it ended before its time
+    computed: dict[str, str]  # on what device and how
 
 
 def compute(job: Job, on_news: Callable[[News], None], stopping: Callable[[], bool]) -> Outcome | None:
     """One seed, from its checkpoint if there is one; None if it was stopped, and stands in its checkpoint."""
     trouble, checkpoint = None, job.checkpoint
     task, simulation = job.settings.simulation(job.seed)
-    made_with = {"settings": job.settings.to_toml(), "quafl": version("quafl"), "torch": version("torch")}
+    device, run = simulation.server.model.device, job.settings.run
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    computed = {"device": name, "executor": simulation.executor, "precision": run.precision}
+    made_with = {"settings": job.settings.to_toml(), "quafl": version("quafl"), "torch": version("torch"), **computed}
     if checkpoint.exists():
         take_up(checkpoint, simulation, made_with)
         on_news(simulation.rows[-1])
@@ -65,7 +70,7 @@ def compute(job: Job, on_news: Callable[[News], None], stopping: Callable[[], bo
         "last": task.export(simulation.server.model, simulation.server.buffers),
         "best": task.export(simulation.best.server.model, simulation.best.server.buffers),
     }
-    return Outcome(simulation.rows, models, trouble)
+    return Outcome(simulation.rows, models, trouble, computed)
 
 
 def take_up(checkpoint: Path, simulation: Simulation, made_with: dict[str, str] | None = None) -> None:

@@ -20,6 +20,7 @@ from quafl.codec.kernels import kernel_for
 from quafl.run.folders import RunError, RunFolder
 from quafl.run.jobs import Job, News, Outcome, compute
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP  # that ask a run to stop
 
 
@@ -34,15 +35,17 @@ class Interrupted(Exception):
 def run(
     folders: Sequence[RunFolder],
     *,
-    processes: int,
     on_news: Callable[[Job, News], None],
+    processes: int | None = None,
+    ray: str | None = None,
     checkpoint_seconds: float = 60.0,
 ) -> list[str]:
-    """Run all seeds of all curves that are not finished; a seed's rows and models are on disk as soon as it is. A
-    sentence is given back for each that ended before its time."""
+    """Run all seeds of all curves that are not finished, over processes here, by default one a core or GPU, or over the
+    Ray cluster of that address. A seed's rows and models are on disk as soon as it is finished. A sentence is given
+    back for each that ended before its time."""
     jobs = [(folder, job) for folder in folders for job in folder.jobs(checkpoint_seconds)]
     jobs.sort(key=lambda pair: pair[1].settings.run.seeds.index(pair[1].seed))  # the curves progress side by side
-    with closing(_finished(jobs, min(processes, len(jobs)), on_news)) as finished:  # whatever happens, its workers end
+    with closing(_finished(jobs, processes, ray, on_news)) as finished:  # whatever happens, its workers end
         for folder, job, outcome in finished:
             folder.add(job, outcome)
     return [
@@ -55,13 +58,33 @@ def run(
 _Finished: TypeAlias = Generator[tuple[RunFolder, Job, Outcome], None, None]
 
 
-def _finished(jobs: Sequence[tuple[RunFolder, Job]], processes: int, on_news: Callable[[Job, News], None]) -> _Finished:
+def _finished(
+    jobs: Sequence[tuple[RunFolder, Job]],
+    processes: int | None,
+    ray: str | None,
+    on_news: Callable[[Job, News], None],
+) -> _Finished:
     """The jobs as they end. Each computes in one thread: with the same seed, the same bits."""
-    alone = processes <= 1
+    gpus = torch.cuda.device_count() if any(job.settings.run.device == "cuda" for _, job in jobs) else 0
+    processes = min(processes or gpus or os.cpu_count() or 1, len(jobs))
+    alone = processes <= 1 and ray is None
     with _noticing_signals(at_once_if_again=alone) as asked:
-        yield from (_one_by_one(jobs, on_news, asked) if alone else _side_by_side(jobs, processes, on_news, asked))
+        if ray is not None:
+            from quafl.run.cluster import over_ray
+
+            yield from over_ray(jobs, ray, on_news, asked)
+        elif alone:
+            yield from _one_by_one(jobs, on_news, asked)
+        else:
+            yield from _side_by_side(jobs, processes, on_news, asked)
         if asked:
             raise Interrupted(asked[0])
+
+
+def places(processes: int, gpus: int, visible: str | None) -> list[str | None]:
+    """What each process is to see of the GPUs, as CUDA_VISIBLE_DEVICES: one of those visible here, in turn."""
+    names = visible.split(",") if visible else [str(number) for number in range(gpus)]
+    return [names[process % len(names)] if gpus else visible for process in range(processes)]
 
 
 def _one_by_one(
@@ -69,7 +92,7 @@ def _one_by_one(
 ) -> _Finished:
     for folder, job in jobs:
         tell = partial(on_news, job)
-        with _one_thread(), _named(job), _words_to(tell):
+        with named(job), by_itself(tell):
             outcome = compute(job, tell, lambda: bool(asked))
         if outcome is None:
             return
@@ -82,8 +105,10 @@ def _side_by_side(
     kernel_for(torch.device("cpu"))  # a missing one is said here, once
     context = multiprocessing.get_context("spawn")  # a process with threads cannot be forked safely
     news: Queue[tuple[int, News]] = context.Queue()
-    stop = context.Event()
-    with ProcessPoolExecutor(processes, mp_context=context, initializer=_begin, initargs=(news, stop)) as pool:
+    stop, free = context.Event(), context.Queue()
+    for place in places(processes, torch.cuda.device_count(), os.environ.get(VISIBLE)):
+        free.put(place)
+    with ProcessPoolExecutor(processes, mp_context=context, initializer=_begin, initargs=(news, stop, free)) as pool:
         with _handling_signals(signal.SIG_IGN):  # which workers inherit, so that nothing stops them while they start
             running: dict[Future[Outcome | None], int] = {
                 pool.submit(_compute_and_tell, number, job): number for number, (_, job) in enumerate(jobs)
@@ -101,7 +126,7 @@ def _side_by_side(
                     on_news(jobs[number][1], word)
                 for future in done:
                     folder, job = jobs[running.pop(future)]
-                    with _named(job):
+                    with named(job):
                         outcome = future.result()
                     if outcome is not None:
                         yield folder, job, outcome
@@ -150,9 +175,12 @@ _news: "Queue[tuple[int, News]]"  # of a worker process: the way back for its ro
 _stop: _Flag
 
 
-def _begin(news: "Queue[tuple[int, News]]", stop: _Flag) -> None:
+def _begin(news: "Queue[tuple[int, News]]", stop: _Flag, free: "Queue[str | None]") -> None:
     global _news, _stop  # a pool hands a queue to its workers only when they start
     _news, _stop = news, stop
+    place = free.get()
+    if place is not None:
+        os.environ[VISIBLE] = place  # "cuda" is then a GPU of its own
     _news.cancel_join_thread()  # a worker may end although nobody has read its last rows
     Thread(target=_end_with_parent, daemon=True).start()
     logging.getLogger("quafl.codec").setLevel(logging.ERROR)  # the parent says once what all of them would
@@ -169,40 +197,32 @@ def _compute_and_tell(number: int, job: Job) -> Outcome | None:
     def tell(word: News) -> None:
         _news.put((number, word))
 
-    with _one_thread(), _words_to(tell):
+    with by_itself(tell):
         return compute(job, tell, _stop.is_set)
 
 
 @contextmanager
-def _words_to(tell: Callable[[News], None]) -> Iterator[None]:
-    """What a simulation warns of is news, too."""
+def by_itself(tell: Callable[[News], None]) -> Iterator[None]:
+    """In one thread; what a simulation warns of is news, too."""
 
     class Telling(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             tell(record.getMessage())
 
-    logger, handler = logging.getLogger("quafl.sim"), Telling()
+    logger, handler, threads = logging.getLogger("quafl.sim"), Telling(), torch.get_num_threads()
     logger.addHandler(handler)
     logger.propagate = False
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.propagate = True
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         yield
     finally:
         torch.set_num_threads(threads)
+        logger.removeHandler(handler)
+        logger.propagate = True
 
 
 @contextmanager
-def _named(job: Job) -> Iterator[None]:
+def named(job: Job) -> Iterator[None]:
     """Say whose run it was that could not go on."""
     try:
         yield

@@ -66,9 +66,8 @@ class Settings(Section):
         )
         known = self.algorithm.expected_steps(world, self.clients.count, codecs_for(algorithm, codec), seed)
         optimizer = self.algorithm.build_optimizer()
-        return task, Simulation(
-            task, self.clients.count, world, algorithm, codec, optimizer, plan, expected_steps=known
-        )
+        parts = task, self.clients.count, world, algorithm, codec, optimizer, plan
+        return task, Simulation(*parts, expected_steps=known, executor=self.run.executor)
 
     def to_toml(self) -> str:
         """Every setting, defaults too; a file that can be run again."""

@@ -44,6 +44,7 @@ class LearningTask(Section):
             lower_is_better=run.lower_is_better,
             seed=seed,
             device=run.device,
+            precision=run.precision,
         )
 
 

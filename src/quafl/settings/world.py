@@ -10,6 +10,8 @@ from pydantic import BeforeValidator, Field, field_validator
 from quafl import sim
 from quafl.settings.base import NotNegative, Positive, Section, Share
 from quafl.sim import World
+from quafl.sim.executors import Name
+from quafl.tasks.precision import Precision
 
 
 def _known(clients: object) -> object:
@@ -84,6 +86,8 @@ class Run(Section):
     per_class: bool = False  # the metric on each class
     potential: bool = False  # record Φ_t
     device: str = "cpu"  # or "cuda", "cuda:1": where models, data and messages are
+    executor: Name = "auto"  # how local steps are computed; on a GPU, what a measurement finds fastest
+    precision: Precision = "float32"  # of gradients; everything else is float32
 
     @field_validator("device")
     @classmethod
