@@ -4,8 +4,8 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo federation test test-federation lint bench-codec bench-sim bench-federation record-tasks tune-demo \
-  format clean
+.PHONY: help demo federation test test-federation lint bench-codec bench-sim bench-gpu bench-federation record-tasks \
+  tune-demo format clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -43,6 +43,9 @@ bench-codec: $(INSTALLED) ## Measure the codec: speed, memory, error against bit
 
 bench-sim: $(INSTALLED) ## Measure the simulator's overhead (some minutes; needs MNIST and Fashion-MNIST)
 	$(BIN)/python benchmarks/simulator.py
+
+bench-gpu: $(INSTALLED) ## Measure the simulator on a GPU (a quarter of an hour; needs one, Fashion-MNIST and CIFAR-10)
+	$(BIN)/python benchmarks/gpu.py
 
 bench-federation: $(INSTALLED) ## Measure real federations: latency, rounds, memory (a quarter of an hour)
 	$(BIN)/python benchmarks/federation.py
