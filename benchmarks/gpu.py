@@ -1,7 +1,8 @@
 """Speed of the simulator on a GPU: `make bench-gpu`, or the parts named.
 
 pfl       pfl-research's CIFAR-10 job (see pfl_job.py) as FedAvg, and in pfl itself where that can be imported
-fashion   Fashion-MNIST CNN, K=10, batches of 100, QuAFL with 4 bits: n=300, s=30, and n=20, s=5
+fashion-300, fashion-20
+          Fashion-MNIST CNN, K=10, batches of 100, QuAFL with 4 bits: n=300, s=30, and n=20, s=5
 resnet    CIFAR-10 ResNet20, n=20, s=10, K=10, batches of 64, augmentation, QuAFL with 4 bits, bfloat16
 memory    GPU memory of n=300 ResNet20 clients, and how many fit
 accuracy  pfl's job for 1,500 rounds
@@ -15,6 +16,7 @@ import logging
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -76,7 +78,7 @@ def both(data: Any) -> tuple[Data, Data]:
     return train, data.test
 
 
-def fashion(clients: int, sampled: int, asked: float, precision: Precision = "float32") -> Bench:
+def fashion(clients: int, sampled: int, asked: float = 0, precision: Precision = "float32") -> Bench:
     return Bench(
         title=f"Fashion-MNIST CNN, n={clients}, s={sampled}, K=10, batch 100, QuAFL b=4, {precision}",
         module=models.cnn,
@@ -111,10 +113,10 @@ def resnet(clients: int, sampled: int, asked: float, precision: Precision = "bfl
     )
 
 
-def pfl(seed: int = 0) -> Bench:
+def pfl(precision: Precision) -> Bench:
     return Bench(
-        title="pfl-research's CIFAR-10 job, FedAvg, float32",
-        module=lambda: pfl_job.network(seed),
+        title=f"pfl-research's CIFAR-10 job, FedAvg, {precision}",
+        module=lambda: pfl_job.network(0),
         data=pfl_job.data,
         clients=pfl_job.CLIENTS,
         algorithm=FedAvg(sampled=pfl_job.COHORT, local_steps=pfl_job.STEPS),
@@ -124,41 +126,73 @@ def pfl(seed: int = 0) -> Bench:
         batch=pfl_job.BATCH,
         rounds=100,
         asked=12_000,
+        precision=precision,
     )
 
 
+PRECISIONS: tuple[Precision, ...] = ("float32", "tf32", "bfloat16")
 BENCHES: dict[str, list[Callable[[], Bench]]] = {
-    "fashion": [lambda: fashion(300, 30, 5000), lambda: fashion(20, 5, 3000)],
-    "resnet": [lambda: resnet(20, 10, 1500)],
-    "pfl": [pfl],
+    "fashion-300": [partial(fashion, 300, 30, 5000, precision) for precision in PRECISIONS],
+    "fashion-20": [partial(fashion, 20, 5, 3000, precision) for precision in PRECISIONS],
+    "resnet": [partial(resnet, 20, 10, 1500, "bfloat16")],
+    "pfl": [partial(pfl, precision) for precision in PRECISIONS[:2]],
 }
 
 
 def measure(bench: Bench) -> dict[str, Any]:
     """The speeds of one setting."""
+    torch.cuda.reset_peak_memory_stats()
     task = bench.task()
     began = perf_counter()
     simulation = bench.simulation(task)
     ready = perf_counter() - began
     rounds = iter(simulation)
-    warm = max(bench.rounds // 4, bench.clients // bench.algorithm.sampled)
-    for _ in range(warm):
+    for _ in range(bench.clients // bench.algorithm.sampled + 2):  # until nearly everybody has been contacted
         next(rounds)
+    next(rounds)
     whole = rate(lambda: [next(rounds) for _ in range(bench.rounds)], lambda: simulation._fleet.totals.steps)
     result = {
         "setting": bench.title,
         "executor": simulation.executor,
         "local steps a second": whole,
         "asked": bench.asked,
-        "executor alone": executor_alone(bench, task, simulation),
+        "executor alone, the same steps": executor_alone(bench, task, simulation, rounds),
         "bare loop": bare_loop(bench, task),
-        "milliseconds a round": 1000 * seconds(lambda: [next(rounds) for _ in range(20)]) / 20,
         "milliseconds an evaluation": 1000 * seconds(lambda: [simulation._evaluate() for _ in range(5)]) / 5,
+        "milliseconds of a round": profile(simulation, rounds),
         "seconds to trace, compile, measure and capture": ready,
         "gigabytes at most": torch.cuda.max_memory_allocated() / 1e9,
     }
     print(json.dumps(result, indent=2), flush=True)
     return result
+
+
+def profile(simulation: Simulation, rounds: Any) -> dict[str, float]:
+    """Where the time of a round goes, each part waited for."""
+    fleet, spent = simulation._fleet, dict[str, float]()
+    count = 10
+
+    def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            torch.cuda.synchronize()
+            start = perf_counter()
+            result = function(*args, **kwargs)
+            torch.cuda.synchronize()
+            spent[name] = spent.get(name, 0.0) + 1000 * (perf_counter() - start) / count
+            return result
+
+        return run
+
+    codec = type(simulation._codecs.up)
+    parts = [(fleet, "execute", "local steps"), (codec, "encode", "encode"), (codec, "decode", "decode")]
+    parts += [(Store, "__getitem__", "clients' states"), (Store, "put", "clients' states")]
+    before = [getattr(owner, name) for owner, name, _ in parts]
+    for (owner, name, label), function in zip(parts, before, strict=True):
+        setattr(owner, name, timed(label, function))
+    total = 1000 * seconds(lambda: [next(rounds) for _ in range(count)]) / count
+    for (owner, name, _), function in zip(parts, before, strict=True):
+        setattr(owner, name, function)
+    return {**spent, "everything else": total - sum(spent.values())}
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -175,19 +209,27 @@ def rate(work: Callable[[], object], steps: Callable[[], int]) -> float:
     return (steps() - before) / took
 
 
-def executor_alone(bench: Bench, task: Supervised, simulation: Simulation) -> float:
-    """K steps of s clients, again and again, without messages."""
-    sampled, steps = bench.algorithm.sampled, bench.algorithm.local_steps
+def executor_alone(bench: Bench, task: Supervised, simulation: Simulation, rounds: Any) -> float:
+    """The steps of some rounds once more, without messages, clients' states and server."""
+    fleet, execute = simulation._fleet, simulation._fleet.execute
+    calls: list[tuple[Any, Any]] = []
+
+    def listen(clients: Any, ids: Any, counts: Any) -> Any:
+        calls.append((ids, counts))
+        return execute(clients, ids, counts)
+
+    fleet.execute = listen
+    for _ in range(10):
+        next(rounds)
+    fleet.execute = execute
     someone = newcomer(*task.initial(), bench.optimizer)
-    clients = someone.each(lambda tensor: tensor.expand(sampled, *tensor.shape))
-    ids, counts = torch.arange(sampled), torch.full((sampled,), steps)
+    everybody = someone.each(lambda tensor: tensor.expand(bench.algorithm.sampled, *tensor.shape))
 
     def work() -> None:
-        for _ in range(10):
-            simulation._fleet.execute(clients, ids, counts)
+        for ids, counts in calls:
+            execute(everybody[: len(ids)], ids, counts)
 
-    work()
-    return 10 * sampled * steps / seconds(work)
+    return sum(int(counts.sum()) for _, counts in calls) / seconds(work)
 
 
 def bare_loop(bench: Bench, task: Supervised) -> float:
@@ -236,7 +278,7 @@ def memory() -> dict[str, Any]:
 
 def accuracy() -> dict[str, Any]:
     """pfl's job to its end: accuracy on the test set every 100 rounds."""
-    bench = pfl()
+    bench = pfl("tf32")  # torch's default for convolutions, and so pfl's
     simulation = bench.simulation(bench.task(), every=1e9)
     rounds = iter(simulation)
     next(rounds)
@@ -256,6 +298,7 @@ def in_pfl() -> dict[str, Any]:
 
 
 def main(parts: list[str]) -> None:
+    torch.set_num_threads(1)  # as every run has it
     logging.basicConfig(level=logging.WARNING)
     logging.getLogger("quafl").setLevel(logging.INFO)
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}

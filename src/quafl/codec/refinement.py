@@ -2,8 +2,8 @@
 
 The result is the one the first message stood for, so that repairs add no bias. The sender needs the vector and the
 request, nothing else. One bit doubles the reach, which is nearly always enough; each further request asks for twice as
-many, until the points are known without any key: a repair always ends. Blocks are few: torch on the CPU serves,
-wherever the vectors are.
+many, until the points are known without any key: a repair always ends. Torch serves; few blocks, as there nearly always
+are, are repaired on the CPU wherever the vectors are, because launching so many small operations takes a GPU longer.
 """
 
 from collections.abc import Callable
@@ -20,15 +20,15 @@ from quafl.core.seams import DecodeError, Packet
 
 FULL = 24  # bits that tell a lattice point from all others: |k| < 2^21
 MOST = 16  # bits asked for at once
+FEW = 32  # blocks
 
 
 def answer(x: Tensor, request: Packet) -> Packet:
     """The sender's part: the bits from `request.sent` on of the points in the blocks asked for."""
-    request = request.each(Tensor.cpu)
     blocks = request.symbols.to(torch.int64)
     place, inside = places(request.dim, blocks)
     words = hashing.words(request.seed, blocks)
-    t = rotate(x[place].cpu() * inside, hashing.sign(words)) * request.side.reciprocal()
+    t = rotate(_values(x, place) * inside, hashing.sign(words)) * request.side.reciprocal()
     k = points(t, hashing.dither(words))
     total = request.sent + request.bits
     return replace(
@@ -41,8 +41,9 @@ def answer(x: Tensor, request: Packet) -> Packet:
 
 def repair(vector: Tensor, packet: Packet, key: Tensor, failed: Tensor, ask: Callable[[Packet], Packet]) -> None:
     """The receiver's part: put what the failed blocks ("W", bool) stand for into the vector."""
-    blocks = failed.nonzero().squeeze(-1).cpu()
-    packet = packet.each(Tensor.cpu)
+    blocks = failed.nonzero().squeeze(-1)
+    here = torch.device("cpu") if len(blocks) <= FEW else vector.device
+    blocks, packet = blocks.to(here), packet.each(lambda tensor: tensor.to(here))
     layout = packet.symbols.view(hashing.BLOCK // 32, packet.bits, block_count(packet.dim))
     residues = unpack_groups(layout[..., blocks], packet.bits)
     sent, wanted = packet.bits, 1
@@ -57,7 +58,7 @@ def repair(vector: Tensor, packet: Packet, key: Tensor, failed: Tensor, ask: Cal
             checks=packet.checks[:0],
             exact=packet.exact[:0],
         )
-        reply = ask(request).each(Tensor.cpu)
+        reply = ask(request)
         _check_reply(reply, request)
         residues = residues | (unpack(reply.symbols, more, hashing.BLOCK, len(blocks)) << sent)
         sent, wanted = sent + more, 2 * wanted
@@ -78,9 +79,14 @@ def _points(
         wrapped = torch.where(residues >= 1 << (FULL - 1), residues - (1 << FULL), residues)
         return wrapped, torch.ones_like(blocks, dtype=torch.bool)
     place, inside = places(packet.dim, blocks)
-    t = rotate(key[place].cpu() * inside, hashing.sign(words)) * packet.side.reciprocal()
+    t = rotate(_values(key, place) * inside, hashing.sign(words)) * packet.side.reciprocal()
     k, _, reachable = nearest(residues, sent, t, hashing.dither(words))
     return k, reachable.all(dim=-2)
+
+
+def _values(vector: Tensor, place: Tensor) -> Tensor:
+    """What stands there, on the device of the places."""
+    return vector[place.to(vector.device)].to(place.device)
 
 
 def _put(vector: Tensor, packet: Packet, k: Tensor, blocks: Tensor, words: Tensor) -> None:

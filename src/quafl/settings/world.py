@@ -87,7 +87,7 @@ class Run(Section):
     potential: bool = False  # record Φ_t
     device: str = "cpu"  # or "cuda", "cuda:1": where models, data and messages are
     executor: Name = "auto"  # how local steps are computed; on a GPU, what a measurement finds fastest
-    precision: Precision = "float32"  # of gradients; everything else is float32
+    precision: Precision = "float32"  # of gradients; models, averages and codecs are float32
 
     @field_validator("device")
     @classmethod

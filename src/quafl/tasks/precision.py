@@ -1,4 +1,4 @@
-"""In what arithmetic gradients are computed. Everything else is float32: models, codecs, averages, evaluations."""
+"""In what arithmetic gradients are computed. Models, optimizers, codecs and averages are float32 whatever it is."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
