@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from quafl import FedAvg, FedBuff, FedNova, Lattice, QuAFL, World, cosine, simulate
+from quafl import FedAvg, FedBuff, FedNova, Lattice, Plan, QuAFL, Simulation, World, cosine, simulate
 from quafl.codec import QSGD
 from quafl.core.client import newcomer
 from quafl.core.optim import adam, momentum, sgd
@@ -294,3 +294,22 @@ def test_a_task_begins_where_it_began_however_long_it_was_trained() -> None:
     trajectory(choice(task, sgd(0.1), 6, 3).make("sequential"), task, sgd(0.1), VISITS)
     assert torch.equal(task.initial()[0], model)
     assert torch.equal(task.initial()[1], buffers)
+
+
+def test_clients_that_are_asked_one_by_one_are_trained_together() -> None:
+    """FedBuff asks a client again as soon as it has answered; what it then does is needed only when it answers next."""
+    task = network(MODELS["dense"], clients=20)
+    run = Simulation(
+        task, 20, World(), FedBuff(sampled=5, local_steps=3), QSGD(bits=8), sgd(0.1), Plan(until=100.0, every=50.0)
+    )
+    together: list[int] = []
+    execute = run._fleet.execute
+
+    def listening(clients: ClientState, ids: Tensor, counts: Tensor) -> ClientState:
+        together.append(len(ids))
+        return execute(clients, ids, counts)
+
+    run._fleet.execute = listening  # type: ignore[assignment]  # it has no name
+    assert len(list(run)) > 10
+    assert together[0] == 20
+    assert sum(together) / len(together) > 5

@@ -1,6 +1,6 @@
 """A client's part in every algorithm: local steps, and the contact with the server. The same in both worlds."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -90,12 +90,34 @@ def contact(
     rng: torch.Generator,
     train: Callable[[ClientState], ClientState],
 ) -> Contact:
+    """InteractWithServer, whole; `train` takes the clients' budgets of local steps, for algorithms that answer when
+    done."""
+    parts = interact(clients, heard, packet, note, algorithm=algorithm, codecs=codecs, optimizer=optimizer, rng=rng)
+    try:
+        parts.send(train(next(parts)))
+    except StopIteration as ended:
+        result: Contact = ended.value
+        return result
+    raise AssertionError("a contact has one time for local steps")
+
+
+def interact(
+    clients: ClientState,
+    heard: Model,
+    packet: Packet,
+    note: Note,
+    *,
+    algorithm: Algorithm,
+    codecs: Codecs,
+    optimizer: Optimizer,
+    rng: torch.Generator,
+) -> Generator[ClientState, ClientState, Contact]:
     """InteractWithServer, for a row of clients each that have `heard` the server's model, decoded from the packet with
     their own as the key (line 5).
 
-    `train` takes the clients' budgets of local steps, for algorithms that answer when done. One that answers at once
-    had its Y^i frozen when the contact arrived; decoding the server's message before encoding the answer therefore
-    changes nothing, and tells how far Y^i is from the server's key.
+    Of an algorithm that answers when done, the clients are yielded once, and come back after their local steps. With
+    one that answers at once, Y^i was frozen when the contact arrived; decoding the server's message before encoding the
+    answer therefore changes nothing, and tells how far Y^i is from the server's key.
 
     A client whose progress is not finite does not answer: it drops what it has done and goes on from its base.
     """
@@ -108,7 +130,7 @@ def contact(
     noise = codecs.down.noise(packet)
     away_before = denoised(distance(heard, clients.base), noise)
     if algorithm.answers == "when done":
-        clients = train(adopted(clients))
+        clients = yield adopted(clients)
         noise = -noise  # Y^i then stands on what was heard: its error adds to the distance from X_t
     report = algorithm.report(clients, note)
     away = distance(report, heard)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
-from typing import Any, Self, get_type_hints
+from typing import Any, Self, get_args, get_type_hints
 
 import torch
 from torch import Tensor
@@ -58,6 +58,11 @@ class Rows:
         """Single records as the rows of one."""
         return records[0]._combine(torch.stack, records)
 
+    @classmethod
+    def join(cls, records: Sequence[Self]) -> Self:
+        """The rows of all records, one after another."""
+        return records[0]._combine(torch.cat, records) if len(records) > 1 else records[0]
+
     def where(self, mask: Tensor, other: Self) -> Self:
         """My rows where the mask says so, the other's elsewhere."""
 
@@ -85,7 +90,7 @@ class Rows:
     @classmethod
     def from_tree(cls, tree: dict[str, Any]) -> Self:
         """What `tree` was made from."""
-        types = get_type_hints(cls)
+        types = {name: next(iter(get_args(hint)), hint) for name, hint in get_type_hints(cls).items()}  # X | None: X
         return cls(
             **{name: types[name].from_tree(value) if isinstance(value, dict) else value for name, value in tree.items()}
         )

@@ -3,15 +3,15 @@ clients together, because nobody can tell before."""
 
 import logging
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from quafl.core.client import contact, newcomer
+from quafl.core.client import Contact, interact, newcomer
 from quafl.core.randomness import Generators
 from quafl.core.seams import (
     Algorithm,
@@ -47,6 +47,17 @@ class Diverged(Exception):
     rows: Sequence[Mapping[str, float]] = ()  # until then, if whoever ran it has kept them
 
 
+class _Waiting(NamedTuple):
+    """A contact whose answer is under way although the local steps behind it have not been computed yet: nobody knows
+    it, and those of more clients can then be computed together."""
+
+    parts: Generator[ClientState, ClientState, Contact]
+    clients: ClientState
+    steps: Counts
+    sent: Sent
+    note: Note
+
+
 class SimulatedFleet:
     """n clients in virtual time; all start training from the task's initial model when they first appear.
 
@@ -76,8 +87,10 @@ class SimulatedFleet:
             given = {"expected_steps": expected_steps, "contacts": torch.full((len(expected_steps),), _CERTAIN)}
         self.totals = Totals()
         somebody, budget = newcomer(*task.initial(), optimizer), algorithm.budget(speeds.relative())
-        self.clients = Store(somebody, budget, **given)
-        self.size = len(self.clients)
+        self._store = Store(somebody, budget, **given)
+        self._waiting: list[_Waiting] = []  # contacts whose local steps have not been computed yet
+        self._busy: set[int] = set()  # clients in them
+        self.size = len(self._store)
         self._since = torch.zeros(self.size, dtype=torch.float64)  # when each client's local steps began
         self._traffic = Traffic(link, algorithm.sampled if limited else self.size)
         self._named: set[int] = set()  # clients whose broken progress has been told
@@ -88,7 +101,8 @@ class SimulatedFleet:
         self._together = max(1, TOGETHER[somebody.base.device.type] // max(len(somebody.base), 1))
         sampled = min(algorithm.sampled, self._together)
         self.execute = Choice(task, optimizer, somebody, self.size, sampled, int(budget.max())).make(executor)
-        self._silent = _no_answer(self.clients[torch.empty(0, dtype=torch.int64)], codecs)
+        self._silent = _no_answer(self._store[torch.empty(0, dtype=torch.int64)], codecs)
+        self._reply_bytes = _no_answer(self._store[torch.zeros(1, dtype=torch.int64)], codecs).packet.nbytes
         self._optimizer, self._algorithm, self._codecs = optimizer, algorithm, codecs
         self._clock, self._speeds, self._rng = clock, speeds, rng
         self._link, self._unreachable = link, unreachable
@@ -104,19 +118,27 @@ class SimulatedFleet:
         self._silence = now + self._link.latency + _longest(self._link.transfer(to, now, packet.nbytes, packet.nbytes))
         reached = to[torch.rand(len(to), generator=self._rng["losses"]) >= self._unreachable]
         self.totals.lost += len(to) - len(reached)
-        budget = self.clients.budget[reached]
+        if not self._busy.isdisjoint(reached.tolist()):
+            self._compute()  # they go on from what they have become
+        budget = self._store.budget[reached]
         if self._algorithm.answers == "at once":
             steps = self._speeds.steps_within(reached, self._since[reached], now, budget)
             duration = torch.zeros(len(reached), dtype=torch.float64)
         else:
             steps, duration = budget, self._speeds.duration(reached, now, budget)
-        for start in range(0, max(len(reached), 1), self._together):
+        for start in range(0, len(reached), self._together):
             group = slice(start, start + self._together)
-            self._contact(reached[group], steps[group], duration[group], packet, note, refine)
+            self._contact(reached[group], steps[group], now + duration[group], packet, note, refine)
         self._since[reached] = now
 
-    def _contact(self, ids: Ids, steps: Counts, duration: Tensor, packet: Packet, note: Note, refine: Refine) -> None:
-        down, up = torch.full((len(ids),), packet.nbytes), torch.zeros(len(ids), dtype=torch.int64)
+    @property
+    def clients(self) -> Store:
+        """As they are now."""
+        self._compute()
+        return self._store
+
+    def _contact(self, ids: Ids, steps: Counts, ready: Tensor, packet: Packet, note: Note, refine: Refine) -> None:
+        down, up = torch.full((len(ids),), packet.nbytes), torch.full((len(ids),), self._reply_bytes)
 
         def repair(row: int, request: Packet) -> Packet:
             refinement = refine(row, request)
@@ -127,13 +149,10 @@ class SimulatedFleet:
             down[row] += refinement.nbytes
             return refinement
 
-        def train(clients: ClientState) -> ClientState:
-            return self.execute(clients, ids, steps)
-
-        clients = self.clients[ids]
+        clients = self._store[ids]
         heard = self._codecs.down.decode(packet, key=clients.base, refine=repair)
-        sound, answer, report, clients = contact(
-            train(clients) if self._algorithm.answers == "at once" else clients,
+        parts = interact(
+            self.execute(clients, ids, steps) if self._algorithm.answers == "at once" else clients,
             heard,
             packet,
             note,
@@ -141,17 +160,53 @@ class SimulatedFleet:
             codecs=self._codecs,
             optimizer=self._optimizer,
             rng=self._rng["dither of clients"],
-            train=train,
         )
-        self.clients.put(ids, clients)
+        sent = Sent(ready, down, up, ids, silent=torch.zeros(len(ids), dtype=torch.bool))
         self._traffic.void(ids)
-        self._drop(ids[~sound], self._clock.now() + duration[~sound] + self._link.latency, note)
+        self._traffic.depart(sent)
+        try:
+            self._waiting.append(_Waiting(parts, next(parts), steps, sent, note))
+            self._busy.update(ids.tolist())
+        except StopIteration as ended:  # it answered at once
+            self._settle(sent, note, ended.value)
+
+    def _compute(self) -> None:
+        """The local steps of all who have been asked and have not answered yet, together."""
+        waiting, self._waiting, self._busy = self._waiting, [], set()
+        groups: list[list[_Waiting]] = []
+        room = 0
+        for one in waiting:
+            if len(one.steps) > room:
+                groups.append([])
+                room = self._together
+            groups[-1].append(one)
+            room -= len(one.steps)
+        for group in groups:
+            ids, steps = torch.cat([one.sent.sender for one in group]), torch.cat([one.steps for one in group])
+            trained = self.execute(ClientState.join([one.clients for one in group]), ids, steps)
+            start = 0
+            for one in group:
+                mine, start = slice(start, start + len(one.steps)), start + len(one.steps)
+                try:
+                    one.parts.send(trained[mine])
+                except StopIteration as ended:
+                    self._settle(one.sent, one.note, ended.value)
+
+    def _settle(self, sent: Sent, note: Note, result: Contact) -> None:
+        """What clients have become, and what they say."""
+        sound, answer = result.sound, result.answer
+        self._store.put(sent.sender, result.clients)
+        self._drop(sent.sender[~sound], (sent.ready + self._link.latency)[~sound], note)
         self._failures = 0 if (answer.steps > 0).any() else self._failures + int((~sound).sum())
         if self._failures > self._bearable:
             raise Diverged(f"in round {note.round} no client's progress is finite any more")
-        up = up[sound] + answer.packet.nbytes // max(len(answer.steps), 1)
-        report = report if self._codecs.up.keyed else report.new_empty(len(report), 0)
-        self._traffic.depart(Sent(self._clock.now() + duration[sound], down[sound], up, ids[sound], answer, report))
+        report = result.report if self._codecs.up.keyed else result.report.new_empty(len(result.report), 0)
+        if not sound.all():
+            self._traffic.void(sent.sender[~sound])
+            sent.silent = ~sound
+            rows = (sound.cumsum(0) - 1).clamp(min=0) if sound.any() else torch.empty(0, dtype=torch.int64)
+            answer, report = answer[rows], report[rows]  # a row for each, the silent ones' of no meaning
+        sent.answer, sent.report = answer, report
 
     def receive(self, count: int, within: float, since: int) -> Replies:
         """The earliest answers under way. Nobody waits longer than an exchange takes for answers that will never come;
@@ -159,6 +214,8 @@ class SimulatedFleet:
         deadline = self._clock.now() + within
         arrived: list[Trip] = []
         while len(arrived) < count and (trip := self._traffic.next(deadline)) is not None:
+            if not trip.sent.computed:
+                self._compute()
             if self._counted(trip, since):
                 arrived.append(trip)
         if arrived:
@@ -170,6 +227,8 @@ class SimulatedFleet:
     def _counted(self, trip: Trip, since: int) -> bool:
         """Whether an answer that has arrived counts, or was too late, and so is lost."""
         answer = trip.sent.answer
+        if answer is None or trip.sent.silent[trip.row]:
+            return False
         self.totals.up += answer.packet.nbytes // len(answer.steps)
         if self._traffic.is_void(trip) or answer.round[trip.row] < since:
             self.totals.lost += 1
@@ -181,9 +240,10 @@ class SimulatedFleet:
 
     def state(self) -> dict[str, Any]:
         """For `restore`."""
+        self._compute()
         return {
             "totals": asdict(self.totals),
-            "clients": self.clients.state(),
+            "clients": self._store.state(),
             "traffic": self._traffic.state(),
             "since": self._since.clone(),
             "silence": self._silence,
@@ -194,7 +254,8 @@ class SimulatedFleet:
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from there."""
         self.totals = Totals(**state["totals"])
-        self.clients.restore(state["clients"])
+        self._waiting, self._busy = [], set()
+        self._store.restore(state["clients"])
         self._traffic.restore(state["traffic"])
         self._since, self._silence = state["since"].clone(), state["silence"]
         self._failed, self._failures = list(state["failed"]), state["failures"]
@@ -226,6 +287,7 @@ class SimulatedFleet:
 
         def refine(row: int, request: Packet) -> Packet:
             trip = arrived[row]
+            assert trip.sent.report is not None  # it has arrived
             refinement = self._codecs.up.refine(trip.sent.report[trip.row], request)
             self.totals.refined += request.sent == answer.packet.bits
             self.totals.down += request.nbytes
@@ -246,6 +308,7 @@ class SimulatedFleet:
         first, rows = trips[0].sent, [trip.row for trip in trips]
         if any(trip.sent is not first for trip in trips):
             first, rows = Sent.stack([trip.sent[trip.row] for trip in trips]), list(range(len(trips)))
+        assert first.answer is not None  # they have arrived
         if rows == list(range(len(first.ready))):
             return first.sender, first.answer
         chosen = torch.tensor(rows)

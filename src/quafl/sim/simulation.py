@@ -137,12 +137,13 @@ class Simulation:
 
     def state(self) -> dict[str, Any]:
         """For `restore`: dictionaries, lists, tensors and numbers."""
+        fleet = self._fleet.state()  # first: what it still has to compute draws from the generators
         return {
             "server": _plain(self.server),
             "best": {"worth": self.best.worth, "server": _plain(self.best.server)},
             "clock": self._clock.state(),
             "rng": self._rng.state(),
-            "fleet": self._fleet.state(),
+            "fleet": fleet,
             "rows": [dict(row) for row in self.rows],
             "time": self._time,
             "totals": asdict(self._totals),

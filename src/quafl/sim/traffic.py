@@ -12,16 +12,24 @@ from quafl.core.seams import Answer, Counts, Ids, Model
 from quafl.sim.link import Link
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Sent(Rows):
-    """Answers of clients that were contacted together."""
+    """Answers of clients that were contacted together; what they say may be found out only when the first arrives."""
 
     ready: Tensor  # when each begins to wait for the server's link
     down: Counts  # octets of its exchange
     up: Counts
     sender: Ids
-    answer: Answer
-    report: Model  # kept by the sender until the answer has arrived, for repairs; empty where nothing needs any
+    silent: Tensor  # bool: rows that have turned out to have nothing to say
+    answer: Answer | None = None
+    report: Model | None = (
+        None  # kept by the sender until the answer has arrived, for repairs; empty if none are needed
+    )
+
+    @property
+    def computed(self) -> bool:
+        """Whether it is known what they say."""
+        return self.answer is not None
 
 
 class Trip(NamedTuple):
@@ -77,12 +85,15 @@ class Traffic:
 
     def state(self) -> dict[str, Any]:
         """For `restore`."""
-        trips = [*self._waiting, *self._moving]
+        waiting, moving = (
+            sorted(trip for trip in trips if not trip.sent.silent[trip.row]) for trips in (self._waiting, self._moving)
+        )
+        trips = [*waiting, *moving]
         return {
             "free": list(self._free),
             "trips": self._trips,
             "latest": dict(self._latest),
-            "waiting": len(self._waiting),
+            "waiting": len(waiting),
             "when": [trip.when for trip in trips],
             "numbers": [trip.number for trip in trips],
             "sent": Sent.stack([trip.sent[trip.row] for trip in trips]).tree() if trips else None,
@@ -96,7 +107,7 @@ class Traffic:
             sent = Sent.from_tree(state["sent"])
             places = zip(state["when"], state["numbers"], sent.sender.tolist(), strict=True)
             trips = [Trip(when, number, client, row, sent) for row, (when, number, client) in enumerate(places)]
-        self._waiting, self._moving = trips[: state["waiting"]], trips[state["waiting"] :]  # heaps, as they were
+        self._waiting, self._moving = trips[: state["waiting"]], trips[state["waiting"] :]  # sorted: heaps
 
     def _begin(self, trip: Trip, departure: float) -> None:
         if self.is_void(trip):
