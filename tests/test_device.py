@@ -39,6 +39,7 @@ def test_a_run_on_the_gpu_is_the_run_on_the_cpu(algorithm: Algorithm, codec: Cod
             until=400.0,  # FedAvg needs more than 150 for the accuracy asked for below
             evaluations=3,
             device=device,
+            executor="sequential",  # the others are compared with it in test_executors.py
         ).rows
 
     here, there = rows("cpu"), rows("cuda")

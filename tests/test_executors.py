@@ -313,3 +313,18 @@ def test_clients_that_are_asked_one_by_one_are_trained_together() -> None:
     assert len(list(run)) > 10
     assert together[0] == 20
     assert sum(together) / len(together) > 5
+
+
+def test_a_single_client_at_a_time_needs_no_stack() -> None:
+    task = network(MODELS["dense"])
+    ways = choice(task, sgd(0.1), clients=6, sampled=1)
+    assert ways.make("vectorised").name == "graph"
+    mine, theirs = (trajectory(ways.make(which), task, sgd(0.1), VISITS) for which in ("vectorised", "sequential"))
+    torch.testing.assert_close(mine.tree(), theirs.tree(), rtol=2e-3, atol=2e-5)
+
+
+def test_clients_without_a_whole_batch_among_them_train_one_by_one(caplog: pytest.LogCaptureFixture) -> None:
+    task = Supervised(MODELS["dense"](), partition.iid(digits().train, 200), batch_size=16, device=DEVICE)
+    with caplog.at_level(logging.WARNING, logger="quafl"):
+        assert choice(task, sgd(0.1), clients=200, sampled=3).make("graph").name == "sequential"
+    assert "no client has a whole batch" in caplog.text

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from time import perf_counter
-from typing import Literal, Protocol, TypeAlias, get_args
+from typing import Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -32,7 +32,6 @@ from quafl.tasks.files import cache_folder
 _log = logging.getLogger(__name__)
 
 Name: TypeAlias = Literal["auto", "sequential", "vectorised", "graph"]
-NAMES: tuple[Name, ...] = get_args(Name)
 MEASURED = "executors.json"  # what was found fastest, in the user's cache
 TRIED = 2  # clients, and steps of each, on which an executor must agree with the sequential one
 AGREEMENT = 0.5  # relative: it must be the same computation; Adam makes large steps of rounding errors, too
@@ -66,6 +65,8 @@ class Choice:
         try:
             if not can_be_together(self.task):
                 raise Unsuitable(f"{type(self.task).__name__} has no pure_gradient")
+            if not len(self._whole(self.task)):
+                raise Unsuitable("no client has a whole batch")
             sizes = self._group_sizes(name)
             if len(sizes) == 1:
                 return self._lanes(*next(iter(sizes.items())), self.task)
@@ -78,23 +79,30 @@ class Choice:
     def _on_gpu(self) -> bool:
         return self.newcomer.base.device.type == "cuda"
 
+    def _whole(self, task: Together) -> Ids:
+        """Clients that have whole batches."""
+        return task.same_shape(torch.arange(self.clients)).nonzero().squeeze(-1)
+
     def _group_sizes(self, name: Name) -> dict[str, int]:
         """Of the executors of that name. A GPU may be faster with a few smaller groups side by side."""
         whole = min(self.sampled, MOST_VECTORISED)
         vectorised = {f"vectorised by {size}": size for size in ([whole, -(-whole // 4)] if self._on_gpu else [whole])}
         vectorised = {label: size for label, size in vectorised.items() if size > 1}
-        return {**(vectorised if name != "graph" else {}), **({"graph": 1} if name != "vectorised" else {})}
+        if name == "vectorised" and vectorised:
+            return vectorised
+        return {"graph": 1} if name == "graph" else {**vectorised, "graph": 1}
 
     def _lanes(self, label: str, size: int, task: Together) -> Executor:
         most = min(self.sampled, MOST_BRANCHES if size == 1 else MOST_VECTORISED)
-        lanes = lanes_for(task, self.newcomer, self.clients, -(-most // size) * size)
+        lanes = lanes_for(self.newcomer, int(self._whole(task)[0]), -(-most // size) * size)
         try:
             made = Lanes(label, partial(in_groups, size), size, task, self.optimizer, lanes)
         except Unsuitable:
             raise
         except Exception as error:  # of a model that nobody here has seen before, on a device likewise
             raise Unsuitable(first_line(error)) from error
-        mine, theirs = (self._run(one, TRIED, TRIED) for one in (made, Sequential(task, self.optimizer)))
+        some = self._whole(task)[:TRIED]
+        mine, theirs = (self._run(one, some, TRIED) for one in (made, Sequential(task, self.optimizer)))
         away = max(_distance(mine.progress, theirs.progress), _distance(mine.buffers, theirs.buffers))
         if not away <= AGREEMENT:
             raise Unsuitable(f"{label}: its steps differ by {away:.1%} from those taken one by one")
@@ -115,30 +123,30 @@ class Choice:
                 why.append(error)
         if not made:
             raise why[0]
-        rates = [self._rate(executor) for executor in made]
+        rates = [self._rate(executor, self._whole(task)[: self.sampled]) for executor in made]
         found = ", ".join(f"{executor.name} {rate:,.0f}" for executor, rate in zip(made, rates, strict=True))
         _log.info("local steps a second: %s", found)
         best = made[rates.index(max(rates))]
         _remember(key, best.name)
         return best
 
-    def _rate(self, executor: Executor) -> float:
+    def _rate(self, executor: Executor, ids: Ids) -> float:
         """Local steps a second, warmed up."""
-        self._run(executor, self.sampled, self.steps)
+        self._run(executor, ids, self.steps)
         torch.cuda.synchronize()
         began = perf_counter()
-        taken = self._run(executor, self.sampled, self.steps).taken.sum()
+        taken = self._run(executor, ids, self.steps).taken.sum()
         torch.cuda.synchronize()
         return float(taken) / (perf_counter() - began)
 
-    def _run(self, executor: Executor, clients: int, steps: int) -> ClientState:
-        ids = torch.arange(min(clients, self.clients))
+    def _run(self, executor: Executor, ids: Ids, steps: int) -> ClientState:
         newcomers = self.newcomer.each(lambda tensor: tensor.expand(len(ids), *tensor.shape))
         return executor(newcomers, ids, torch.full((len(ids),), steps))
 
     def _key(self, sizes: dict[str, int], task: Together) -> str:
         """What the measurement depends on."""
-        one: Lane = pytree.tree_map(lambda rows: rows[0], lanes_for(task, self.newcomer, self.clients, 1))
+        lanes = lanes_for(self.newcomer, int(self._whole(task)[0]), 1)
+        one: Lane = pytree.tree_map(lambda rows: rows[0], lanes)
         shapes = [tuple(tensor.shape) for tensor in flatten(one.state)]
         device = torch.cuda.get_device_name(one.factor.device)
         facts = trace(step_of(task.pure_gradient, self.optimizer), one).code, shapes, self.sampled, sizes

@@ -57,9 +57,7 @@ class Lane(NamedTuple):
 
 
 Step: TypeAlias = Callable[[Lane], State]
-Advance: TypeAlias = Callable[
-    [int], object
-]  # lets the first so many lanes take a step, in place; more lanes do no harm
+Advance: TypeAlias = Callable[[int], object]  # the first so many lanes take a step, in place; more do no harm
 Gradient: TypeAlias = Callable[..., tuple[Model, Buffers]]
 Engine: TypeAlias = Callable[[Gradient, Optimizer, Lane], Advance]  # from a lane's gradient, and all lanes, a row each
 
@@ -82,19 +80,15 @@ def step_of(gradient: Gradient, optimizer: Optimizer) -> Step:
     return step
 
 
-def lanes_for(task: Together, newcomer: ClientState, clients: int, width: int) -> Lane:
-    """Room for `width` clients, filled with newcomers."""
-    whole = task.same_shape(torch.arange(clients)).nonzero().squeeze(-1)
-    if not len(whole):
-        raise Unsuitable("no client has a whole batch")
+def lanes_for(newcomer: ClientState, client: int, width: int) -> Lane:
+    """Room for `width` clients, filled with newcomers that have a client's data."""
 
     def row_each(tensor: Tensor) -> Tensor:
         return _aligned(tensor.expand(width, *tensor.shape))
 
     state = State(row_each(newcomer.base), row_each(newcomer.buffers), tuple(map(row_each, newcomer.optimizer)))
-    here = newcomer.base.device
-    someone, first = whole[0].to(here), torch.zeros((), dtype=torch.int64, device=here)
-    return Lane(state, row_each(torch.ones((), device=here)), row_each(someone), row_each(first))
+    factor, someone, first = (torch.tensor(value, device=newcomer.base.device) for value in (1.0, client, 0))
+    return Lane(state, row_each(factor), row_each(someone), row_each(first))
 
 
 class Lanes:
