@@ -16,6 +16,7 @@ import logging
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -297,6 +298,36 @@ def in_pfl() -> dict[str, Any]:
         return {"not measured": str(error)}
 
 
+def page() -> None:
+    """docs/results/simulator.md, from what was measured."""
+    found = json.loads(RESULTS.read_text())
+    lines = [
+        "# Speed of the simulator on a GPU",
+        "",
+        f"`make bench-gpu`, {found['date']}, {found['device']}, [all of it](simulator-gpu.json). Local steps a second that",
+        "were drawn, in whole rounds: clients, codec, server; warmed up. Beside them the executor taking the same steps",
+        "without messages, clients' states and server, and a bare loop over a single model in eager torch. How it is done:",
+        "[speed.md](../speed.md).",
+        "",
+        "| setting | executor | steps/s | asked | of the executor alone | over a bare loop | an evaluation, ms |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    measured = [row for name in BENCHES for row in found.get(name, []) if "setting" in row]
+    for row in measured:
+        whole, alone = row["local steps a second"], row["executor alone, the same steps"]
+        lines.append(
+            f"| {row['setting']} | {row['executor']} | {whole:,.0f} | {row['asked']:,.0f} | {whole / alone:.2f} | "
+            f"{whole / row['bare loop']:.0f}× | {row['milliseconds an evaluation']:.1f} |"
+        )
+    lines += ["", "Where the time of a round goes, in milliseconds, each part waited for:", ""]
+    parts = list(dict.fromkeys(part for row in measured for part in row["milliseconds of a round"]))
+    lines += [f"| setting | {' | '.join(parts)} |", "|---|" + "---|" * len(parts)]
+    for row in measured:
+        spent = (f"{row['milliseconds of a round'].get(part, 0.0):.1f}" for part in parts)
+        lines.append(f"| {row['setting']} | {' | '.join(spent)} |")
+    (RESULTS.parent / "simulator.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
 def main(parts: list[str]) -> None:
     torch.set_num_threads(1)  # as every run has it
     logging.basicConfig(level=logging.WARNING)
@@ -310,9 +341,10 @@ def main(parts: list[str]) -> None:
                 results[part] += [in_pfl()]
         else:
             results[part] = {"memory": memory, "accuracy": accuracy}[part]()
-        results["device"] = device
+        results |= {"device": device, "date": datetime.now(UTC).date().isoformat()}
         print(json.dumps({part: results[part]}, indent=2), flush=True)
         RESULTS.write_text(json.dumps(results, indent=2) + "\n")
+    page()
 
 
 if __name__ == "__main__":
