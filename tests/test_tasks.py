@@ -11,6 +11,8 @@ import quafl
 from quafl.tasks import Quadratic, Supervised, digits, models, partition
 from quafl.tasks.flat import Flat
 
+KEY = torch.zeros(2, dtype=torch.int64)
+
 
 class Tied(nn.Module):
     """One matrix used twice, and a frozen one."""
@@ -44,16 +46,18 @@ def test_gradient_equals_autograd_on_the_module_itself() -> None:
     module, x, y = Tied(), torch.randn(5, 3), torch.randn(5, 3)
     flat = Flat(module)
     model, buffers = flat.initial()
-    gradient, _ = flat.gradient(model, buffers, lambda m: functional.mse_loss(m(x), y))
+    gradient, _ = flat.gradient(model, buffers, KEY, lambda m: functional.mse_loss(m(x), y))
     functional.mse_loss(module(x), y).backward()
     assert module.embed.weight.grad is not None
     torch.testing.assert_close(gradient, module.embed.weight.grad.flatten())
+    pure, _ = flat.pure_gradient(model, buffers, KEY, lambda m: functional.mse_loss(m(x), y))
+    torch.testing.assert_close(pure, gradient)
 
 
 def test_a_parameter_that_the_loss_does_not_use_has_gradient_zero() -> None:
     module = nn.ModuleDict({"used": nn.Linear(2, 1), "unused": nn.Linear(2, 1)})
     flat = Flat(module)
-    gradient, _ = flat.gradient(*flat.initial(), lambda m: m["used"](torch.ones(1, 2)).sum())
+    gradient, _ = flat.gradient(*flat.initial(), KEY, lambda m: m["used"](torch.ones(1, 2)).sum())
     assert gradient.tolist() == [1, 1, 1, 0, 0, 0]
 
 
@@ -62,7 +66,7 @@ def test_batch_norm_buffers_travel_and_counters_do_not() -> None:
     flat = Flat(module)
     model, buffers = flat.initial()
     assert len(buffers) == 8  # running mean and variance
-    _, after = flat.gradient(model, buffers, lambda m: m(torch.randn(16, 2)).sum())
+    _, after = flat.gradient(model, buffers, KEY, lambda m: m(torch.randn(16, 2)).sum())
     assert buffers.tolist() == [0] * 4 + [1] * 4
     assert not torch.equal(after, buffers)
     norm = flat.module(model, after)[1]
