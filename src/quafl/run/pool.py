@@ -65,7 +65,8 @@ def _finished(
     on_news: Callable[[Job, News], None],
 ) -> _Finished:
     """The jobs as they end. Each computes in one thread: with the same seed, the same bits."""
-    gpus = torch.cuda.device_count() if any(job.settings.run.device == "cuda" for _, job in jobs) else 0
+    devices = {job.settings.run.device for _, job in jobs}
+    gpus = torch.cuda.device_count() if "cuda" in devices <= {"cuda", "cpu"} else 0  # whose numbers nobody has chosen
     processes = min(processes or gpus or os.cpu_count() or 1, len(jobs))
     alone = processes <= 1 and ray is None
     with _noticing_signals(at_once_if_again=alone) as asked:
@@ -76,7 +77,7 @@ def _finished(
         elif alone:
             yield from _one_by_one(jobs, on_news, asked)
         else:
-            yield from _side_by_side(jobs, processes, on_news, asked)
+            yield from _side_by_side(jobs, places(processes, gpus, os.environ.get(VISIBLE)), on_news, asked)
         if asked:
             raise Interrupted(asked[0])
 
@@ -100,15 +101,21 @@ def _one_by_one(
 
 
 def _side_by_side(
-    jobs: Sequence[tuple[RunFolder, Job]], processes: int, on_news: Callable[[Job, News], None], asked: Sequence[int]
+    jobs: Sequence[tuple[RunFolder, Job]],
+    processes: Sequence[str | None],
+    on_news: Callable[[Job, News], None],
+    asked: Sequence[int],
 ) -> _Finished:
+    """A process for each of the places."""
     kernel_for(torch.device("cpu"))  # a missing one is said here, once
     context = multiprocessing.get_context("spawn")  # a process with threads cannot be forked safely
     news: Queue[tuple[int, News]] = context.Queue()
     stop, free = context.Event(), context.Queue()
-    for place in places(processes, torch.cuda.device_count(), os.environ.get(VISIBLE)):
+    for place in processes:
         free.put(place)
-    with ProcessPoolExecutor(processes, mp_context=context, initializer=_begin, initargs=(news, stop, free)) as pool:
+    with ProcessPoolExecutor(
+        len(processes), mp_context=context, initializer=_begin, initargs=(news, stop, free)
+    ) as pool:
         with _handling_signals(signal.SIG_IGN):  # which workers inherit, so that nothing stops them while they start
             running: dict[Future[Outcome | None], int] = {
                 pool.submit(_compute_and_tell, number, job): number for number, (_, job) in enumerate(jobs)
