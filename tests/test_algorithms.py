@@ -429,3 +429,31 @@ def test_buffers_are_averaged_by_every_server() -> None:
 def test_nobody_moves_while_nobody_has_time() -> None:
     w = world(quadratic(3), 3, QuAFL(sampled=3), speeds=NEVER, latency=1.0)
     assert torch.equal(w.rounds(5)[-1].model, w.start.model)
+
+
+def test_looking_at_a_run_does_not_change_it_even_if_clients_are_broken() -> None:
+    """The local steps behind answers under way are computed when somebody asks; nothing else may depend on it."""
+    train = digits().train
+    hands = partition.iid(train, 8)
+    hands[2], hands[5] = ((inputs * torch.nan, targets) for inputs, targets in (hands[2], hands[5]))
+
+    def run(*, looking: bool) -> list[dict[str, float]]:
+        torch.manual_seed(0)
+        task = Supervised(nn.Linear(64, 10), hands, test=digits().test, batch_size=16)
+        made = simulation(task, 8, FedBuff(sampled=3), QSGD(bits=8), sgd(0.1), until=150.0, every=10.0)
+        for _ in made:
+            if looking:
+                made.state()
+        return [{name: value for name, value in row.items() if name != "train_loss"} for row in made.rows]  # it is NaN
+
+    rows = run(looking=False)
+    assert rows == run(looking=True)
+    assert rows[-1]["broken_replies"] > 0
+
+
+def test_a_client_keeps_nothing_alive_but_its_own_state() -> None:
+    made = simulation(quadratic(30, noise=0.3), 30, FedBuff(sampled=3), QSGD(bits=8), momentum(0.02), until=200.0)
+    list(made)
+    for row in made._fleet.clients._known.values():
+        for tensor in row:
+            assert tensor.untyped_storage().nbytes() <= tensor.nbytes

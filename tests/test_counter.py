@@ -65,3 +65,19 @@ def test_counted_dropout_drops_as_many_as_torchs_and_keeps_the_mean() -> None:
     assert ((channels == 0).all(dim=-1) | (channels == 2).all(dim=-1)).all()  # whole channels
     module.eval()
     assert torch.equal(module(x), x)
+
+
+def test_channel_dropout_takes_the_axes_that_torch_takes() -> None:
+    (_, layer), *_ = count_dropout(nn.Sequential(nn.Dropout2d(0.5)))
+    layer.key.copy_(KEYS[0])
+    rows = layer(torch.ones(50, 40, 7))
+    whole = (rows == 0).all(dim=-1)
+    assert whole.any()
+    assert not whole.all(dim=-1).any()  # channels of examples, not examples
+
+
+def test_a_layer_in_two_places_is_one_layer() -> None:
+    shared = nn.Dropout(0.5)
+    places = count_dropout(nn.Sequential(shared, nn.ReLU(), shared))
+    assert [name for name, _ in places] == ["0", "2"]
+    assert places[0][1] is places[1][1]

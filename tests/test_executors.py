@@ -328,3 +328,34 @@ def test_clients_without_a_whole_batch_among_them_train_one_by_one(caplog: pytes
     with caplog.at_level(logging.WARNING, logger="quafl"):
         assert choice(task, sgd(0.1), clients=200, sampled=3).make("graph").name == "sequential"
     assert "no client has a whole batch" in caplog.text
+
+
+class Attends(nn.Module):
+    """Attention without dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.out = nn.MultiheadAttention(8, 2, batch_first=True), nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.unflatten(1, (8, 8))
+        return self.out(self.attention(rows, rows, rows, need_weights=False)[0].flatten(1))
+
+
+def test_attention_without_dropout_is_not_taken_for_random() -> None:
+    task = network(Attends)
+    ways = choice(task, sgd(0.1), clients=6, sampled=4)
+    assert ways.make("graph").name == "graph"
+    mine, theirs = (trajectory(ways.make(which), task, sgd(0.1), VISITS) for which in ("graph", "sequential"))
+    torch.testing.assert_close(mine.tree(), theirs.tree(), rtol=2e-3, atol=2e-5)
+
+
+@EACH_ENGINE
+def test_a_loss_on_some_of_the_examples_is_computed_one_by_one(name: Name, caplog: pytest.LogCaptureFixture) -> None:
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return functional.cross_entropy(outputs, targets, reduction="none")[targets < 5].sum() / len(targets)
+
+    with caplog.at_level(logging.WARNING, logger="quafl"):
+        made = choice(network(MODELS["dense"], loss=loss), sgd(0.1), clients=6, sampled=3).make(name)
+    assert made.name == "sequential"
+    assert "clients train one after another" in caplog.text

@@ -3,6 +3,7 @@
 import logging
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,12 +23,18 @@ def over_ray(
     jobs: Sequence[tuple[RunFolder, Job]], address: str, on_news: Callable[[Job, News], None], asked: Sequence[int]
 ) -> Iterator[tuple[RunFolder, Job, Outcome]]:
     """The jobs as they end; one on a GPU has it for itself."""
+    chosen = next((job for _, job in jobs if ":" in job.settings.run.device), None)
+    if chosen is not None:
+        raise RunError(
+            f"run.device = {chosen.settings.run.device!r}: a cluster gives each run a GPU of its own, say 'cuda'"
+        )
     ray = _connected(address)
     board = ray.remote(num_cpus=0)(Board).remote()
     try:
         running = {}
         for number, (_, job) in enumerate(jobs):
-            task = ray.remote(num_cpus=1, num_gpus=int(job.settings.run.device.startswith("cuda")))(_run)
+            gpus = int(job.settings.run.device == "cuda")
+            task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(_run)  # it would begin where it was sent off
             kept = job.checkpoint.read_bytes() if job.checkpoint.exists() else None
             running[task.remote(number, job, kept, board)] = number
         while running:
@@ -83,6 +90,8 @@ class Board:
 def _run(number: int, job: Job, kept: bytes | None, board: Any) -> tuple[Outcome | None, bytes | None]:
     """One job where Ray has put it, from its checkpoint on; stopped, with its last one."""
     ray = _ray()
+    if ray.get(board.stopping.remote()):
+        return None, kept
     looked, sent = monotonic(), 0
     with TemporaryDirectory() as folder:
         here = Path(folder) / "checkpoint.pt"
@@ -111,7 +120,7 @@ def _run(number: int, job: Job, kept: bytes | None, board: Any) -> tuple[Outcome
 def _result(ray: Any, task: Any) -> tuple[Outcome | None, bytes | None]:
     try:
         outcome, kept = ray.get(task)
-    except (ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError, ray.exceptions.OutOfMemoryError) as error:
+    except (ray.exceptions.RaySystemError, ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError) as error:
         raise RunError(
             "a task of the cluster was killed (out of memory?); what was finished or saved is kept, continue with "
             "--resume"
@@ -138,8 +147,9 @@ def _connected(address: str) -> Any:
             ray.init(address, **quiet)
     except (OSError, ValueError, RuntimeError) as error:
         raise RunError(f"there is no Ray cluster at {address!r} ({str(error).splitlines()[0]})") from error
-    for number, handler in handlers.items():  # Ray has put its own in their place
-        signal.signal(number, handler)
+    if threading.current_thread() is threading.main_thread():
+        for number, handler in handlers.items():  # Ray has put its own in their place
+            signal.signal(number, handler)
     return ray
 
 

@@ -161,7 +161,7 @@ def trained_model(folder: Path, *, seed: int | None, which: Which) -> dict[str, 
         return safetensors.torch.load_file(run_folder.model(seed, which))
     if not run_folder.checkpoint(seed).exists():
         raise RecordError(f"{folder} has neither a model nor a checkpoint of seed {seed} yet; run it first")
-    task, simulation = settings.simulation(seed)
+    task, simulation = settings.simulation(seed, "sequential")
     take_up(run_folder.checkpoint(seed), simulation)
     state = simulation.server if which == "last" else simulation.best.server
     return task.export(state.model, state.buffers)

@@ -44,7 +44,8 @@ class Outcome(NamedTuple):
 def compute(job: Job, on_news: Callable[[News], None], stopping: Callable[[], bool]) -> Outcome | None:
     """One seed, from its checkpoint if there is one; None if it was stopped, and stands in its checkpoint."""
     trouble, checkpoint = None, job.checkpoint
-    task, simulation = job.settings.simulation(job.seed)
+    before = checkpoints.load(checkpoint).get("made_with", {}) if checkpoint.exists() else {}
+    task, simulation = job.settings.simulation(job.seed, before.get("executor"))
     device, run = simulation.server.model.device, job.settings.run
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     computed = {"device": name, "executor": simulation.executor, "precision": run.precision}

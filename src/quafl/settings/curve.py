@@ -48,8 +48,8 @@ class Settings(Section):
         self.algorithm.build_optimizer()
         return self
 
-    def simulation(self, seed: int) -> tuple[Task, Simulation]:
-        """One seed of this curve, ready to run."""
+    def simulation(self, seed: int, executor: str | None = None) -> tuple[Task, Simulation]:
+        """One seed of this curve, ready to run; with a particular executor, if it is not to be chosen."""
         task, world, algorithm, codec = (
             self.task.build(self.clients, self.run, seed),
             self.clients.build(),
@@ -67,7 +67,7 @@ class Settings(Section):
         known = self.algorithm.expected_steps(world, self.clients.count, codecs_for(algorithm, codec), seed)
         optimizer = self.algorithm.build_optimizer()
         parts = task, self.clients.count, world, algorithm, codec, optimizer, plan
-        return task, Simulation(*parts, expected_steps=known, executor=self.run.executor)
+        return task, Simulation(*parts, expected_steps=known, executor=executor or self.run.executor)
 
     def to_toml(self) -> str:
         """Every setting, defaults too; a file that can be run again."""

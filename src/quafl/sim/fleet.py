@@ -30,7 +30,7 @@ from quafl.core.seams import (
     Totals,
 )
 from quafl.sim.clock import VirtualClock
-from quafl.sim.executors import Choice, Name
+from quafl.sim.executors import Choice
 from quafl.sim.link import Link
 from quafl.sim.store import Store
 from quafl.sim.traffic import Sent, Traffic, Trip
@@ -80,7 +80,7 @@ class SimulatedFleet:
         limited: bool = True,
         unreachable: float = 0.0,
         expected_steps: Tensor | None = None,
-        executor: Name = "auto",
+        executor: str = "auto",
     ) -> None:
         given = {}
         if expected_steps is not None:
@@ -94,7 +94,7 @@ class SimulatedFleet:
         self._since = torch.zeros(self.size, dtype=torch.float64)  # when each client's local steps began
         self._traffic = Traffic(link, algorithm.sampled if limited else self.size)
         self._named: set[int] = set()  # clients whose broken progress has been told
-        self._failed: list[tuple[float, int]] = []  # when the server hears that a client's progress is broken
+        self._failed: list[tuple[float, int, int]] = []  # when the server hears whose progress of which round is broken
         self._failures = 0  # of clients that had taken a step, in a row
         self._bearable = min(self.size, 4 * algorithm.sampled)
         self._silence = 0.0  # when all who were asked last would have answered, if nothing had been lost
@@ -167,6 +167,8 @@ class SimulatedFleet:
         try:
             self._waiting.append(_Waiting(parts, next(parts), steps, sent, note))
             self._busy.update(ids.tolist())
+            if len(self._busy) >= self._together:
+                self._compute()
         except StopIteration as ended:  # it answered at once
             self._settle(sent, note, ended.value)
 
@@ -196,10 +198,10 @@ class SimulatedFleet:
         """What clients have become, and what they say."""
         sound, answer = result.sound, result.answer
         self._store.put(sent.sender, result.clients)
-        self._drop(sent.sender[~sound], (sent.ready + self._link.latency)[~sound], note)
-        self._failures = 0 if (answer.steps > 0).any() else self._failures + int((~sound).sum())
-        if self._failures > self._bearable:
-            raise Diverged(f"in round {note.round} no client's progress is finite any more")
+        known = (sent.ready + self._link.latency)[~sound].tolist()
+        self._failed += [
+            (when, client, note.round) for when, client in zip(known, sent.sender[~sound].tolist(), strict=True)
+        ]
         report = result.report if self._codecs.up.keyed else result.report.new_empty(len(result.report), 0)
         if not sound.all():
             self._traffic.void(sent.sender[~sound])
@@ -216,7 +218,7 @@ class SimulatedFleet:
         while len(arrived) < count and (trip := self._traffic.next(deadline)) is not None:
             if not trip.sent.computed:
                 self._compute()
-            if self._counted(trip, since):
+            elif self._counted(trip, since):
                 arrived.append(trip)
         if arrived:
             self._clock.sleep_until(arrived[-1].when)
@@ -260,16 +262,13 @@ class SimulatedFleet:
         self._since, self._silence = state["since"].clone(), state["silence"]
         self._failed, self._failures = list(state["failed"]), state["failures"]
 
-    def _drop(self, broken: Ids, known: Tensor, note: Note) -> None:
+    def _drop(self, broken: Sequence[tuple[int, int]]) -> None:
         self.totals.broken += len(broken)
         self.totals.lost += len(broken)
-        self._failed += zip(known.tolist(), broken.tolist(), strict=True)
-        for client in sorted(set(broken.tolist()) - self._named):
-            _log.warning(
-                "client %d, round %d: its progress is not finite; that reply is dropped, later ones are only counted",
-                client,
-                note.round,
-            )
+        for client, asked in sorted(broken):
+            if client not in self._named:
+                what = "its progress is not finite; that reply is dropped, later ones are only counted"
+                _log.warning("client %d, round %d: %s", client, asked, what)
             self._named.add(client)
 
     def _end_of_waiting(self) -> float:
@@ -297,9 +296,13 @@ class SimulatedFleet:
             self._clock.sleep_until(since + float(spent[row]))  # repairs of different clients go side by side
             return refinement
 
-        heard = [client for when, client in self._failed if when <= since]
-        self._failed = [(when, client) for when, client in self._failed if when > since]
-        failed = torch.tensor(heard, dtype=torch.int64)
+        heard = [(client, asked) for when, client, asked in self._failed if when <= since]
+        self._failed = [failure for failure in self._failed if failure[0] > since]
+        failed = torch.tensor([client for client, _ in heard], dtype=torch.int64)
+        self._drop(heard)
+        self._failures = 0 if (answer.steps > 0).any() else self._failures + len(heard)
+        if self._failures > self._bearable:
+            raise Diverged(f"in round {heard[-1][1]} no client's progress is finite any more")
         return Replies(senders=senders, answer=answer, refine=refine, failed=failed)
 
     def _gather(self, trips: list[Trip]) -> tuple[Ids, Answer]:

@@ -81,7 +81,7 @@ class Simulation:
         plan: Plan,
         *,
         expected_steps: Tensor | None = None,
-        executor: Name = "auto",
+        executor: str = "auto",
     ) -> None:
         if algorithm.sampled > clients:
             raise ValueError(

@@ -82,6 +82,9 @@ def _stack(tensors: tuple[Tensor, ...]) -> Tensor:
 
 
 def _own_rows(tensor: Tensor) -> tuple[Tensor, ...]:
-    """The rows, none of which keeps the others alive; all the same one, if they are."""
-    alone = len(tensor) == 1 or tensor.stride(0) == 0
-    return tensor.unbind() if alone else torch.unbind_copy(tensor)  # type: ignore[func-returns-value, return-value]  # it returns a tuple, whatever torch's types say
+    """The rows, none of which keeps the others or anything larger alive; the same one for all, if they are the same."""
+    if len(tensor) > 1 and tensor.stride(0):
+        rows: tuple[Tensor, ...] = torch.unbind_copy(tensor)  # type: ignore[func-returns-value, assignment]  # a tuple
+        return rows
+    row = tensor[0]
+    return (row if row.untyped_storage().nbytes() <= row.nbytes else row.clone(),) * len(tensor)

@@ -73,7 +73,8 @@ class Traffic:
         return self._latest.get(trip.client) != trip.number
 
     def next(self, deadline: float) -> Trip | None:
-        """The answer that arrives next, if one does by then."""
+        """The answer that arrives next, if one does by then; or one that is about to begin its way although it is not
+        known yet what it says: it stays where it is until then."""
         while True:
             departure = max(self._waiting[0].when, self._free[0]) if self._waiting else inf
             arrival = self._moving[0].when if self._moving else inf
@@ -81,6 +82,8 @@ class Traffic:
                 return None
             if arrival < departure:
                 return heappop(self._moving)
+            if not self._waiting[0].sent.computed:
+                return self._waiting[0]
             self._begin(heappop(self._waiting), departure)
 
     def state(self) -> dict[str, Any]:

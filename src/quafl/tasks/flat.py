@@ -44,9 +44,11 @@ class Flat:
         self._module.train()
         for _, layer in self._dropouts:
             layer.key.copy_(key)
-            layer.calls = 0
-        parameters = list(self._parameters.values())
-        return self._flatten(torch.autograd.grad(loss(self._module), parameters, materialize_grads=True)), after
+        self._call_anew()
+        value = loss(self._module)
+        self._call_anew()  # a backward pass may compute parts of the forward pass again
+        gradients = torch.autograd.grad(value, list(self._parameters.values()), materialize_grads=True)
+        return self._flatten(gradients), after
 
     def pure_gradient(
         self, model: Tensor, buffers: Tensor, key: Tensor, loss: Callable[[Call], Tensor]
@@ -55,8 +57,7 @@ class Flat:
         if any(getattr(layer, "num_batches_tracked", None) is not None for layer in self._module.modules()):
             raise TypeError("a layer of the model counts its batches (batch norm with momentum=None)")
         self._module.train()
-        for _, layer in self._dropouts:
-            layer.calls = 0
+        self._call_anew()
 
         def value(model: Tensor) -> tuple[Tensor, Tensor]:
             after = [
@@ -87,6 +88,10 @@ class Flat:
             for tensor, part in zip(tensors, _split(vector, tensors), strict=True):
                 tensor.copy_(part)
         return result
+
+    def _call_anew(self) -> None:
+        for _, layer in self._dropouts:
+            layer.calls = 0
 
     def _point_at(self, model: Tensor, buffers: Tensor) -> None:
         for tensors, vector in ((self._parameters.values(), model), (self._buffers.values(), buffers)):

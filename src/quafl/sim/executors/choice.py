@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from quafl.core.optim import sgd
 from quafl.core.seams import ClientState, Counts, Ids, Optimizer, Task
 from quafl.record.files import write_atomically
 from quafl.sim.executors.groups import in_groups
@@ -58,8 +59,9 @@ class Choice:
     sampled: int
     steps: int
 
-    def make(self, name: Name) -> Executor:
-        """What cannot be executed as asked is executed one client after another, and one line says why."""
+    def make(self, name: str) -> Executor:
+        """One of a `Name`, or the very one that had this name before. What cannot be executed as asked is executed one
+        client after another, and one line says why."""
         if name == "sequential" or (name == "auto" and not self._on_gpu):
             return Sequential(self.task, self.optimizer)
         try:
@@ -68,6 +70,8 @@ class Choice:
             if not len(self._whole(self.task)):
                 raise Unsuitable("no client has a whole batch")
             sizes = self._group_sizes(name)
+            if not sizes:
+                raise ValueError(f"executor is {name!r}, must be auto, sequential, vectorised or graph")
             if len(sizes) == 1:
                 return self._lanes(*next(iter(sizes.items())), self.task)
             return self._fastest(sizes, self.task)
@@ -83,36 +87,45 @@ class Choice:
         """Clients that have whole batches."""
         return task.same_shape(torch.arange(self.clients)).nonzero().squeeze(-1)
 
-    def _group_sizes(self, name: Name) -> dict[str, int]:
+    def _group_sizes(self, name: str) -> dict[str, int]:
         """Of the executors of that name. A GPU may be faster with a few smaller groups side by side."""
+        label, _, size = name.rpartition(" ")
+        if label == "vectorised by" and size.isdigit():
+            return {name: int(size)}
         whole = min(self.sampled, MOST_VECTORISED)
         vectorised = {f"vectorised by {size}": size for size in ([whole, -(-whole // 4)] if self._on_gpu else [whole])}
         vectorised = {label: size for label, size in vectorised.items() if size > 1}
         if name == "vectorised" and vectorised:
             return vectorised
-        return {"graph": 1} if name == "graph" else {**vectorised, "graph": 1}
+        return {"auto": {**vectorised, "graph": 1}, "graph": {"graph": 1}, "vectorised": {"graph": 1}}.get(name, {})
 
     def _lanes(self, label: str, size: int, task: Together) -> Executor:
         most = min(self.sampled, MOST_BRANCHES if size == 1 else MOST_VECTORISED)
         lanes = lanes_for(self.newcomer, int(self._whole(task)[0]), -(-most // size) * size)
+        some = self._whole(task)[:TRIED]
+        theirs = self._run(Sequential(task, self.optimizer), some, TRIED)
         try:
             made = Lanes(label, partial(in_groups, size), size, task, self.optimizer, lanes)
+            mine = self._run(made, some, TRIED)
         except Unsuitable:
             raise
         except Exception as error:  # of a model that nobody here has seen before, on a device likewise
             raise Unsuitable(first_line(error)) from error
-        some = self._whole(task)[:TRIED]
-        mine, theirs = (self._run(one, some, TRIED) for one in (made, Sequential(task, self.optimizer)))
-        away = max(_distance(mine.progress, theirs.progress), _distance(mine.buffers, theirs.buffers))
-        if not away <= AGREEMENT:
-            raise Unsuitable(f"{label}: its steps differ by {away:.1%} from those taken one by one")
+        moved = theirs.buffers - self.newcomer.buffers
+        for away in _distance(mine.progress, theirs.progress), _distance(mine.buffers - self.newcomer.buffers, moved):
+            if not away <= AGREEMENT:
+                raise Unsuitable(f"{label}: its steps differ by {away:.1%} from those taken one by one")
         return made
 
     def _fastest(self, sizes: dict[str, int], task: Together) -> Executor:
         key = self._key(sizes, task)
         known = _remembered().get(key)
         if known in sizes:
-            return self._lanes(known, sizes[known], task)
+            sizes = {known: sizes[known]} | sizes
+            try:
+                return self._lanes(known, sizes[known], task)
+            except Unsuitable as error:
+                _log.info("%s: %s", known, error)
         made: list[Executor] = []
         why: list[Unsuitable] = []
         for label, size in sizes.items():
@@ -132,11 +145,12 @@ class Choice:
 
     def _rate(self, executor: Executor, ids: Ids) -> float:
         """Local steps a second, warmed up."""
+        here = self.newcomer.base.device
         self._run(executor, ids, self.steps)
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(here)
         began = perf_counter()
         taken = self._run(executor, ids, self.steps).taken.sum()
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(here)
         return float(taken) / (perf_counter() - began)
 
     def _run(self, executor: Executor, ids: Ids, steps: int) -> ClientState:
@@ -149,7 +163,8 @@ class Choice:
         one: Lane = pytree.tree_map(lambda rows: rows[0], lanes)
         shapes = [tuple(tensor.shape) for tensor in flatten(one.state)]
         device = torch.cuda.get_device_name(one.factor.device)
-        facts = trace(step_of(task.pure_gradient, self.optimizer), one).code, shapes, self.sampled, sizes
+        code = trace(step_of(task.pure_gradient, sgd(1.0)), one._replace(state=one.state._replace(optimizer=()))).code
+        facts = code, shapes, self.sampled, sizes  # whatever the learning rate
         return blake2b(repr((*facts, task.precision, device, torch.__version__)).encode(), digest_size=16).hexdigest()
 
 

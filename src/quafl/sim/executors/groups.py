@@ -38,7 +38,11 @@ def in_groups(size: int, gradient: Gradient, optimizer: Optimizer, lanes: Lane) 
         return lambda active: [step() for step in steps[: -(-active // size)]]
     counts = sorted({-(-len(groups) * eighth // GRAPHS) for eighth in range(1, GRAPHS + 1)})
     launches = _capture([steps[:count] for count in counts], lanes)
-    return lambda active: launches[bisect_left(counts, -(-active // size))]()
+
+    def advance(active: int, alive: object = steps) -> object:  # the graphs read constants of the steps
+        return launches[bisect_left(counts, -(-active // size))]()
+
+    return advance
 
 
 def _part(lanes: Lane, first: int, size: int) -> Lane:
@@ -58,7 +62,7 @@ def _capture(sets: Sequence[Sequence[Launch]], lanes: Lane) -> list[Launch]:
         torch.cuda.synchronize()
         for functions in sets:
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
                 _fork(functions, streams)
             graphs.append(graph)
     return [graph.replay for graph in graphs]

@@ -6,6 +6,7 @@ the next one; lanes that have run dry are the last, and an engine may leave them
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from heapq import heapreplace
 from itertools import chain
@@ -98,14 +99,15 @@ class Lanes:
     def __init__(self, name: str, engine: Engine, size: int, task: Together, optimizer: Optimizer, lanes: Lane) -> None:
         self.name = name
         self._task, self._optimizer, self._lanes, self._size = task, optimizer, lanes, size
-        with arithmetic(task.precision, lanes.factor.device):
+        with on(lanes.factor.device), arithmetic(task.precision, lanes.factor.device):
             self._advance = engine(task.pure_gradient, optimizer, lanes)
         self._alone = Sequential(task, optimizer)
 
     def __call__(self, clients: ClientState, ids: Ids, counts: Counts) -> ClientState:
         """The clients after `counts` more steps each."""
         together = self._task.same_shape(ids)
-        after = self._in_lanes(clients, ids, counts.where(together, 0))
+        with on(clients.base.device):
+            after = self._in_lanes(clients, ids, counts.where(together, 0))
         rest = (~together & (counts > 0)).nonzero().squeeze(-1)
         return after.with_rows(rest, self._alone(after[rest], ids[rest], counts[rest])) if len(rest) else after
 
@@ -188,6 +190,11 @@ def share_out(counts: Sequence[int], width: int) -> Plan:
                 tick += 1
             plan.go[tick - 1].append((lane, row))
     return plan
+
+
+def on(device: torch.device) -> AbstractContextManager[object]:
+    """Streams and graphs are those of the device, whichever is torch's current one."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def flatten(state: State) -> tuple[Tensor, ...]:

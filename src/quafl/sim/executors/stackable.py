@@ -47,7 +47,7 @@ def _conv2d(
     flat = weight.reshape(outputs, -1), under.reshape(inputs * kernel[0] * kernel[1], -1)
     result: Tensor = _Product.apply(*flat)  # type: ignore[no-untyped-call]  # likewise
     result = result.view(outputs, *under.shape[3:])
-    result = result if bias is None else result + bias.view(-1, 1, 1, 1)
+    result = result if bias is None else result + bias.to(result.dtype).view(-1, 1, 1, 1)
     return result.transpose(0, 1).contiguous()
 
 

@@ -31,9 +31,27 @@ def trace(step: Callable[[Lane], State], lanes: Lane) -> fx.GraphModule:
     except Exception as error:  # the model is the user's, and may do anything
         raise Unsuitable(first_line(error)) from error
     for node in graph.graph.nodes:
-        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+        tags = getattr(node.target, "tags", ())
+        if torch.Tag.nondeterministic_seeded in tags and _dropout(node) != 0:
             raise Unsuitable(f"the model draws random numbers of its own, by {node.target}")
+        if torch.Tag.dynamic_output_shape in tags and not _indexes_by_numbers(node):
+            raise Unsuitable(f"a shape depends on the data, by {node.target}")
     return graph
+
+
+def _dropout(node: fx.Node) -> object:
+    """The probability that an operation such as attention is given; None if it is given none."""
+    arguments = node.target._schema.arguments  # type: ignore[union-attr]  # it is an operator
+    given = {argument.name: argument.default_value for argument in arguments}
+    given |= dict(zip(given, node.args, strict=False)) | node.kwargs
+    return next((value for name, value in given.items() if name.startswith("dropout")), None)
+
+
+def _indexes_by_numbers(node: fx.Node) -> bool:
+    if node.target is not torch.ops.aten.index.Tensor:
+        return False
+    indices = [index.meta["val"] for index in node.args[1] if isinstance(index, fx.Node)]  # type: ignore[union-attr]
+    return all(index.dtype not in (torch.bool, torch.uint8) for index in indices)
 
 
 def compiled(graph: fx.GraphModule, lanes: Lane) -> Callable[[Lane], object]:
