@@ -50,7 +50,7 @@ def _dropout(node: fx.Node) -> object:
 def _indexes_by_numbers(node: fx.Node) -> bool:
     if node.target is not torch.ops.aten.index.Tensor:
         return False
-    indices = [index.meta["val"] for index in node.args[1] if isinstance(index, fx.Node)]  # type: ignore[union-attr]
+    indices = [index.meta["val"] for index in node.args[1] if isinstance(index, fx.Node)]  # type: ignore[union-attr]  # a list
     return all(index.dtype not in (torch.bool, torch.uint8) for index in indices)
 
 
