@@ -217,7 +217,7 @@ def test_expected_steps_in_closed_form_are_what_clients_measure(law: str) -> Non
 
 
 def test_known_speeds_are_used_from_the_first_contact_and_never_change() -> None:
-    known = World(slow=0.5).expected_steps(QuAFL(2, 4), 4, FULL, Generators(0), wait=0.0)
+    known = World(slow=0.5).expected_steps(QuAFL(2, 4), 4, FULL, Generators(0))
     assert known[0] > known[-1]
     algorithm = QuAFL(sampled=2, local_steps=4, weighted=True)
     task = still(4)
@@ -242,7 +242,7 @@ def test_known_speeds_are_used_from_the_first_contact_and_never_change() -> None
 )
 def test_there_is_no_closed_form_where_things_change(changing: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="no closed form"):
-        World(**changing).expected_steps(QuAFL(2, 4), 4, FULL, Generators(0), wait=0.0)
+        World(**changing).expected_steps(QuAFL(2, 4), 4, FULL, Generators(0))
 
 
 # Links

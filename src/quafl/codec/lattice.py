@@ -79,9 +79,10 @@ class Lattice:
             return torch.full(x.shape[:-1], self.resolution, device=x.device)
         if distance is None:
             raise ValueError("encode needs a distance, or a Lattice with a fixed resolution")
-        far = torch.as_tensor(distance, dtype=torch.float32, device=x.device)
-        if not (far.isfinite() & (far >= 0)).all():
+        far = torch.as_tensor(distance, dtype=torch.float32)
+        if not ((far >= 0) & (far < inf)).all():
             raise ValueError(f"distance is {float(far.max())}, must be finite and not negative; did training diverge?")
+        far = far.to(x.device)
         deviation = far * max(x.shape[-1], 1) ** -0.5
         side: Tensor = (2 * self.spread * deviation / ((1 << self.bits) - 1)).clamp(min=SMALLEST_SIDE)
         return side.expand(x.shape[:-1])

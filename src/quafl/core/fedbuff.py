@@ -30,6 +30,7 @@ class FedBuff:
     patience: float = inf  # after which a silent client is sent the model once more, and starts anew
 
     answers: ClassVar[Literal["at once", "when done"]] = "when done"
+    wait: ClassVar[float] = 0.0
     compressed: ClassVar[Literal["both ways", "uplink"]] = "uplink"
 
     def __post_init__(self) -> None:

@@ -28,6 +28,7 @@ class FedNova:
     patience: float = inf  # how long the server waits for answers
 
     answers: ClassVar[Literal["at once", "when done"]] = "when done"
+    wait: ClassVar[float] = 0.0
     compressed: ClassVar[Literal["both ways", "uplink"]] = "both ways"
 
     def __post_init__(self) -> None:

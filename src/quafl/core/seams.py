@@ -220,6 +220,10 @@ class Speeds(Protocol):
     def duration(self, ids: Ids, start: float, steps: Counts) -> Tensor:
         """Time until `steps` steps are completed."""
 
+    def expected_steps(self, chance: float, round_time: float, budget: int) -> Tensor:
+        """H_i: each client's mean number of steps between two contacts, if it goes on as it begins, and takes part in a
+        round with this probability."""
+
 
 class Task(Protocol):
     """What is learned, and from what."""
@@ -265,6 +269,10 @@ class Algorithm(Protocol):
     @property
     def sampled(self) -> int:
         """s: clients that talk to the server at a time."""
+
+    @property
+    def wait(self) -> float:
+        """Time that the server lets pass between two rounds."""
 
     def budget(self, speed: Tensor) -> Counts:
         """Most local steps between two contacts, of clients that are `speed` times as fast as the fastest."""

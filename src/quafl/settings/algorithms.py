@@ -91,7 +91,7 @@ class QuAFLSettings(Local):
         """H_i, where it is not to be measured."""
         if self.speeds == "measured":
             return None
-        return world.expected_steps(self.build(), clients, codecs, Generators(seed), wait=self.wait)
+        return world.expected_steps(self.build(), clients, codecs, Generators(seed))
 
 
 class FedAvgSettings(Local):

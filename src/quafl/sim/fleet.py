@@ -58,6 +58,14 @@ class _Waiting(NamedTuple):
     note: Note
 
 
+class _Saying(NamedTuple):
+    """What the fleet itself looks at in an answer."""
+
+    octets: int
+    round: int
+    steps: int
+
+
 class SimulatedFleet:
     """n clients in virtual time; all start training from the task's initial model when they first appear.
 
@@ -99,8 +107,12 @@ class SimulatedFleet:
         self._bearable = min(self.size, 4 * algorithm.sampled)
         self._silence = 0.0  # when all who were asked last would have answered, if nothing had been lost
         self._together = max(1, TOGETHER[somebody.base.device.type] // max(len(somebody.base), 1))
+        typical = budget
+        if algorithm.answers == "at once":
+            chance, round_time = algorithm.sampled / self.size, link.latency + algorithm.wait
+            typical = speeds.expected_steps(chance, round_time, int(budget.max()))
         sampled = min(algorithm.sampled, self._together)
-        self.execute = Choice(task, optimizer, somebody, self.size, sampled, int(budget.max())).make(executor)
+        self.execute = Choice(task, optimizer, somebody, sampled, typical).make(executor)
         self._silent = _no_answer(self._store[torch.empty(0, dtype=torch.int64)], codecs)
         self._reply_bytes = _no_answer(self._store[torch.zeros(1, dtype=torch.int64)], codecs).packet.nbytes
         self._optimizer, self._algorithm, self._codecs = optimizer, algorithm, codecs
@@ -215,10 +227,14 @@ class SimulatedFleet:
         when nobody is there at all, the server waits until somebody is."""
         deadline = self._clock.now() + within
         arrived: list[Trip] = []
+        said: dict[int, list[_Saying | None]] = {}
         while len(arrived) < count and (trip := self._traffic.next(deadline)) is not None:
             if not trip.sent.computed:
                 self._compute()
-            elif self._counted(trip, since):
+                continue
+            if id(trip.sent) not in said:
+                said[id(trip.sent)] = _sayings(trip.sent)
+            if self._counted(trip, said[id(trip.sent)][trip.row], since):
                 arrived.append(trip)
         if arrived:
             self._clock.sleep_until(arrived[-1].when)
@@ -226,18 +242,17 @@ class SimulatedFleet:
             self._clock.sleep_until(deadline if deadline < inf else self._end_of_waiting())
         return self._replies(arrived)
 
-    def _counted(self, trip: Trip, since: int) -> bool:
+    def _counted(self, trip: Trip, said: _Saying | None, since: int) -> bool:
         """Whether an answer that has arrived counts, or was too late, and so is lost."""
-        answer = trip.sent.answer
-        if answer is None or trip.sent.silent[trip.row]:
+        if said is None:
             return False
-        self.totals.up += answer.packet.nbytes // len(answer.steps)
-        if self._traffic.is_void(trip) or answer.round[trip.row] < since:
+        self.totals.up += said.octets
+        if self._traffic.is_void(trip) or said.round < since:
             self.totals.lost += 1
             return False
         self.totals.contacts += 1
-        self.totals.steps += int(answer.steps[trip.row])
-        self.totals.idle += int(answer.steps[trip.row] == 0)
+        self.totals.steps += said.steps
+        self.totals.idle += said.steps == 0
         return True
 
     def state(self) -> dict[str, Any]:
@@ -316,6 +331,16 @@ class SimulatedFleet:
             return first.sender, first.answer
         chosen = torch.tensor(rows)
         return first.sender[chosen], first.answer[chosen]
+
+
+def _sayings(sent: Sent) -> list[_Saying | None]:
+    """Of each of the answers."""
+    answer = sent.answer
+    if answer is None:
+        return [None] * len(sent.ready)
+    octets = answer.packet.nbytes // len(answer.steps)
+    rows = zip(sent.silent.tolist(), answer.round.tolist(), answer.steps.tolist(), strict=True)
+    return [None if silent else _Saying(octets, asked, steps) for silent, asked, steps in rows]
 
 
 def _no_answer(nobody: ClientState, codecs: Codecs) -> Answer:

@@ -17,6 +17,11 @@ class Link:
     down: Piecewise | None = None
     up: Piecewise | None = None
 
+    @property
+    def weightless(self) -> bool:
+        """Whether octets take no time."""
+        return self.down is None and self.up is None
+
     def transfer(self, ids: Ids, time: float, down: Tensor | int, up: Tensor | int) -> Tensor:
         """What that many octets a client take beyond the latency, at the bandwidths of that time."""
         seconds = torch.zeros(len(ids), dtype=torch.float64)

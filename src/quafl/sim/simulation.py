@@ -166,7 +166,7 @@ class Simulation:
 
     def _reach(self, state: ServerState) -> None:
         """Where the run stands after a round."""
-        if not (state.model.isfinite().all() and state.buffers.isfinite().all() and isfinite(state.distance)):
+        if not (isfinite(state.distance) and state.model.isfinite().all() & state.buffers.isfinite().all()):
             raise Diverged(f"in round {state.round} the server's model is not finite")
         self.server, self._time, self._totals = state, self._clock.now(), replace(self._fleet.totals)
         self._spread = potential(state.model, self._fleet.clients.everybody().base) if self._plan.potential else None

@@ -67,9 +67,7 @@ class Exponential(_Rated):
         """
         work = self.rates.values[:, :1] * round_time
         numbers = torch.arange(budget, dtype=torch.float64)
-        arrive = (
-            torch.exp(numbers * work.log() - work - torch.lgamma(numbers + 1)) if round_time else (numbers == 0) + work
-        )
+        arrive = torch.exp(torch.xlogy(numbers, work) - work - torch.lgamma(numbers + 1))
         done: list[Tensor] = []
         for j in range(budget):
             carried = sum((arrive[:, i] * done[j - i] for i in range(1, j + 1)), torch.zeros(len(work)))

@@ -116,7 +116,8 @@ class Traffic:
         if self.is_void(trip):
             return
         sent, place = trip.sent, slice(trip.row, trip.row + 1)
-        transfer = self._link.transfer(sent.sender[place], departure, sent.down[place], sent.up[place])
-        end = departure + self._link.latency + float(transfer)
+        end = departure + self._link.latency
+        if not self._link.weightless:
+            end += float(self._link.transfer(sent.sender[place], departure, sent.down[place], sent.up[place]))
         heapreplace(self._free, end)
         heappush(self._moving, trip._replace(when=end))

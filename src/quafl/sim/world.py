@@ -108,9 +108,7 @@ class World:
             raise ValueError("only one of up_bandwidth and down_bandwidth is given; give both, or neither")
         return Link(self.latency_at_32_bits * (codecs.up.bits + codecs.down.bits) / 64)
 
-    def expected_steps(
-        self, algorithm: Algorithm, clients: int, codecs: Codecs, rng: Generators, *, wait: float
-    ) -> Tensor:
+    def expected_steps(self, algorithm: Algorithm, clients: int, codecs: Codecs, rng: Generators) -> Tensor:
         """H_i in closed form, where it exists: contacts at random, in rounds of equal length, of clients that never
         change."""
         speeds, link = self.speeds(clients, rng, until=0.0), self.link(clients, codecs)
@@ -121,7 +119,7 @@ class World:
                 "get lost, or octets take their time; let the clients measure them"
             )
         (budget,) = algorithm.budget(speeds.relative()).unique().tolist()
-        return speeds.expected_steps(algorithm.sampled / clients, link.latency + wait, budget).float()
+        return speeds.expected_steps(algorithm.sampled / clients, link.latency + algorithm.wait, budget).float()
 
     def _rates(self, clients: int, rng: Generators, until: float) -> list[Pieces]:
         if self.trace is not None:

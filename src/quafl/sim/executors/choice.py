@@ -5,6 +5,7 @@ import logging
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
+from math import ceil
 from time import perf_counter
 from typing import Literal, Protocol, TypeAlias
 
@@ -50,14 +51,13 @@ class Executor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Executors for a task with `clients` clients, of whom `sampled` are contacted at a time and take `steps` steps."""
+    """Executors for a task of whose clients `sampled` are contacted at a time, and take `typical` numbers of steps."""
 
     task: Task
     optimizer: Optimizer
     newcomer: ClientState
-    clients: int
     sampled: int
-    steps: int
+    typical: Tensor
 
     def make(self, name: str) -> Executor:
         """One of a `Name`, or the very one that had this name before. What cannot be executed as asked is executed one
@@ -85,28 +85,28 @@ class Choice:
 
     def _whole(self, task: Together) -> Ids:
         """Clients that have whole batches."""
-        return task.same_shape(torch.arange(self.clients)).nonzero().squeeze(-1)
+        return task.same_shape(torch.arange(len(self.typical))).nonzero().squeeze(-1)
 
     def _group_sizes(self, name: str) -> dict[str, int]:
-        """Of the executors of that name. A GPU may be faster with a few smaller groups side by side."""
+        """Of the executors of that name."""
         label, _, size = name.rpartition(" ")
         if label == "vectorised by" and size.isdigit():
             return {name: int(size)}
-        whole = min(self.sampled, MOST_VECTORISED)
-        vectorised = {f"vectorised by {size}": size for size in ([whole, -(-whole // 4)] if self._on_gpu else [whole])}
-        vectorised = {label: size for label, size in vectorised.items() if size > 1}
-        if name == "vectorised" and vectorised:
-            return vectorised
-        return {"auto": {**vectorised, "graph": 1}, "graph": {"graph": 1}, "vectorised": {"graph": 1}}.get(name, {})
+        working = self.typical[self.typical > 0].double()
+        busy = float(working.mean() / working.max()) if len(working) else 1.0  # lanes are for those with the most steps
+        width = min(ceil(self.sampled * busy), MOST_VECTORISED)
+        vectorised = {f"vectorised by {width}": width} if width > 1 else {"graph": 1}
+        return {"auto": {**vectorised, "graph": 1}, "graph": {"graph": 1}, "vectorised": vectorised}.get(name, {})
 
     def _lanes(self, label: str, size: int, task: Together) -> Executor:
-        most = min(self.sampled, MOST_BRANCHES if size == 1 else MOST_VECTORISED)
-        lanes = lanes_for(self.newcomer, int(self._whole(task)[0]), -(-most // size) * size)
+        most = min(self.sampled, MOST_BRANCHES) if size == 1 else size
+        lanes = lanes_for(self.newcomer, int(self._whole(task)[0]), most)
         some = self._whole(task)[:TRIED]
-        theirs = self._run(Sequential(task, self.optimizer), some, TRIED)
+        steps = torch.full((len(some),), TRIED)
+        theirs = self._run(Sequential(task, self.optimizer), some, steps)
         try:
             made = Lanes(label, partial(in_groups, size), size, task, self.optimizer, lanes)
-            mine = self._run(made, some, TRIED)
+            mine = self._run(made, some, steps)
         except Unsuitable:
             raise
         except Exception as error:  # of a model that nobody here has seen before, on a device likewise
@@ -136,7 +136,7 @@ class Choice:
                 why.append(error)
         if not made:
             raise why[0]
-        rates = [self._rate(executor, self._whole(task)[: self.sampled]) for executor in made]
+        rates = [self._rate(executor, self._whole(task)) for executor in made]
         found = ", ".join(f"{executor.name} {rate:,.0f}" for executor, rate in zip(made, rates, strict=True))
         _log.info("local steps a second: %s", found)
         best = made[rates.index(max(rates))]
@@ -144,18 +144,20 @@ class Choice:
         return best
 
     def _rate(self, executor: Executor, ids: Ids) -> float:
-        """Local steps a second, warmed up."""
+        """Local steps a second of some of the clients, warmed up."""
         here = self.newcomer.base.device
-        self._run(executor, ids, self.steps)
+        some = ids[torch.linspace(0, len(ids) - 1, self.sampled).round().long()]
+        steps = self.typical[some].ceil().long()
+        self._run(executor, some, steps)
         torch.cuda.synchronize(here)
         began = perf_counter()
-        taken = self._run(executor, ids, self.steps).taken.sum()
+        taken = self._run(executor, some, steps).taken.sum()
         torch.cuda.synchronize(here)
         return float(taken) / (perf_counter() - began)
 
-    def _run(self, executor: Executor, ids: Ids, steps: int) -> ClientState:
+    def _run(self, executor: Executor, ids: Ids, steps: Counts) -> ClientState:
         newcomers = self.newcomer.each(lambda tensor: tensor.expand(len(ids), *tensor.shape))
-        return executor(newcomers, ids, torch.full((len(ids),), steps))
+        return executor(newcomers, ids, steps)
 
     def _key(self, sizes: dict[str, int], task: Together) -> str:
         """What the measurement depends on."""

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from quafl.core.seams import Optimizer
 from quafl.sim.executors.lanes import Advance, Gradient, Lane, step_of
-from quafl.sim.executors.stackable import Stackable
+from quafl.sim.executors.layers import SINGLE, STACKED, Layers
 from quafl.sim.executors.tracing import compiled, preserved, trace
 
 Launch: TypeAlias = Callable[[], object]
@@ -27,11 +27,10 @@ GRAPHS = 8  # at most, for different numbers of groups
 def in_groups(size: int, gradient: Gradient, optimizer: Optimizer, lanes: Lane) -> Advance:
     """An engine for lanes whose number is a multiple of `size`."""
     groups = [_part(lanes, first, size) for first in range(0, len(lanes.factor), size)]
-    if size == 1:
+    if size > 1:
+        gradient = vmap(gradient, randomness="different")
+    with Layers(SINGLE if size == 1 else STACKED):
         graph = trace(step_of(gradient, optimizer), groups[0])
-    else:
-        with Stackable():
-            graph = trace(step_of(vmap(gradient, randomness="different"), optimizer), groups[0])
     run = compiled(graph, groups[0])
     steps = [partial(run, group) for group in groups]
     if lanes.factor.device.type != "cuda":

@@ -2,13 +2,12 @@
 
 Shapes are fixed, so that a step can be traced, compiled and captured once, whoever is contacted. Which lane takes whose
 steps is known beforehand: all is launched, nothing is waited for. A client that takes fewer steps leaves its lane to
-the next one; lanes that have run dry are the last, and an engine may leave them out.
+the next one, who may change lanes; those that run dry are the last, and an engine may leave them out.
 """
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from heapq import heapreplace
 from itertools import chain
 from typing import NamedTuple, Protocol, TypeAlias, TypeGuard
 
@@ -124,22 +123,21 @@ class Lanes:
         pairs = moves.split([len(some) for some in (*plan.come, *plan.go)], dim=-1)
         factor = torch.ones(len(ids)) if self._optimizer.factor is None else self._optimizer.factor(clients.round)
         factor = factor.to(here)
-        before = clients.base, clients.buffers, *clients.optimizer
         seats = flatten(self._lanes.state)
-        after = [part.clone() for part in before]
+        now = [part.clone() for part in (clients.base, clients.buffers, *clients.optimizer)]
         for tick, active in enumerate(plan.active):
             lane, row = pairs[tick]
             if len(lane):
-                for seat, part in zip((*seats, self._lanes.factor), (*before, factor), strict=True):
+                for seat, part in zip((*seats, self._lanes.factor), (*now, factor), strict=True):
                     seat.index_copy_(0, lane, part.index_select(0, row))
             self._lanes.client[: plan.width].copy_(work[0, tick])
             self._lanes.step[: plan.width].copy_(work[1, tick])
             self._advance(active)
             lane, row = pairs[ticks + tick]
             if len(lane):
-                for part, seat in zip(after, seats, strict=True):
+                for part, seat in zip(now, seats, strict=True):
                     part.index_copy_(0, row, seat.index_select(0, lane))
-        model, buffers, *optimizer = after
+        model, buffers, *optimizer = now
         return replace(
             clients,
             progress=clients.base - model,
@@ -157,38 +155,36 @@ class Plan(NamedTuple):
     rows: list[list[int]]  # whose step
     steps: list[list[int]]  # which of its steps
     active: list[int]  # how many lanes have something to do, always the first ones; the others repeat something
-    come: list[list[tuple[int, int]]]  # (lane, row) that begin in the tick
-    go: list[list[tuple[int, int]]]  # that end in it
+    come: list[list[tuple[int, int]]]  # (lane, row) that begin in the tick, or go on after a break
+    go: list[list[tuple[int, int]]]  # that end in it, or break off
 
 
 def share_out(counts: Sequence[int], width: int) -> Plan:
-    """The longest first, each to the lane that is free first (Graham, 1969)."""
-    busy = [(0, lane) for lane in range(width)]
-    queues: list[list[int]] = [[] for _ in range(width)]
-    for row in sorted(range(len(counts)), key=lambda row: -counts[row]):
-        length, lane = busy[0]
-        if counts[row]:
-            queues[lane].append(row)
-            heapreplace(busy, (length + counts[row], lane))
-    queues.sort(key=lambda queue: -sum(counts[row] for row in queue))
-    lengths = [sum(counts[row] for row in queue) for queue in queues]
-    ticks = lengths[0]
+    """As few ticks as there can be (McNaughton, 1959): lane after lane is filled to its end. What is left of a client
+    then opens the next lane, and so comes first."""
+    total, longest = sum(counts), max(counts, default=0)
+    ticks = max(longest, -(-total // width))
     plan = Plan(
         width=width,
-        rows=[(queues[0][:1] or [0]) * width for _ in range(ticks)],
+        rows=[[counts.index(longest)] * width for _ in range(ticks)],
         steps=[[0] * width for _ in range(ticks)],
-        active=[sum(length > tick for length in lengths) for tick in range(ticks)],
+        active=[total // ticks + (tick < total % ticks) for tick in range(ticks)],
         come=[[] for _ in range(ticks)],
         go=[[] for _ in range(ticks)],
     )
-    for lane, queue in enumerate(queues):
-        tick = 0
-        for row in queue:
-            plan.come[tick].append((lane, row))
-            for step in range(counts[row]):
-                plan.rows[tick][lane], plan.steps[tick][lane] = row, step
-                tick += 1
-            plan.go[tick - 1].append((lane, row))
+    place = 0  # lane·ticks + tick
+    for row, count in enumerate(counts):
+        if not count:
+            continue
+        over = max(0, place % ticks + count - ticks)  # steps that do not fit into the lane
+        for first, steps in (place, range(over, count)), (place + count - over, range(over)):
+            lane, tick = divmod(first, ticks)
+            if steps:
+                plan.come[tick].append((lane, row))
+                plan.go[tick + len(steps) - 1].append((lane, row))
+            for moment, step in enumerate(steps, tick):
+                plan.rows[moment][lane], plan.steps[moment][lane] = row, step
+        place += count
     return plan
 
 

@@ -1,0 +1,162 @@
+"""Layers as operations that suit a stack of models, or a single one.
+
+Under vmap, a convolution becomes one with groups, over which libraries loop, and batch norm does not mix precisions.
+As matrix products and plain statistics, both are a few operations for all models together. The convolutions of a single
+model in mixed precision want their channels last, and would otherwise move them there and back, each by itself.
+"""
+
+from collections.abc import Callable, Mapping
+from math import prod
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.modules.utils import _pair
+from torch.overrides import TorchFunctionMode
+
+PART = 1024  # places of a kernel that a product takes at most, or those in one picture
+ALIGNED = 8  # numbers, for products on tensor cores
+Forms: TypeAlias = Mapping[Any, Callable[..., Any]]
+
+
+class Layers(TorchFunctionMode):
+    """Inside, layers are computed in these forms; what has none, as it always is."""
+
+    def __init__(self, forms: Forms) -> None:
+        super().__init__()
+        self._forms = forms
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        form = self._forms.get(function)
+        result = NotImplemented if form is None else form(*args, **(kwargs or {}))
+        return function(*args, **(kwargs or {})) if result is NotImplemented else result
+
+
+def _channels_last(x: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Any:
+    if x.ndim != 4 or not torch.is_autocast_enabled(x.device.type):
+        return NotImplemented
+    x, weight = (tensor.contiguous(memory_format=torch.channels_last) for tensor in (x, weight))
+    return torch.conv2d(x, weight, *args, **kwargs)
+
+
+def _product(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Any:
+    """The weights times what lies under the kernel, for all its places, some pictures at a time: the gradient of the
+    weights is a sum over very many places, whose parts are products side by side."""
+    if groups != 1 or x.ndim != 4 or isinstance(padding, str) or _pair(dilation) != (1, 1):
+        return NotImplemented
+    if torch.is_autocast_enabled(x.device.type):
+        x, weight = (tensor.to(torch.get_autocast_dtype(x.device.type)) for tensor in (x, weight))
+    across, down = _pair(padding)[::-1]
+    padded = functional.pad(x, (across, across, down, down))
+    kernel, strides = (weight.shape[2], weight.shape[3]), _pair(stride)
+    height, width = _places(padded.shape, kernel, strides)
+    batch, outputs = len(x), len(weight)
+    pictures = next(n for n in range(max(1, PART // (height * width)), 0, -1) if batch % n == 0)
+    under: Tensor = _Under.apply(padded, kernel, strides, pictures)  # type: ignore[no-untyped-call]  # torch has none
+    flat = functional.pad(weight.reshape(outputs, -1), (0, under.shape[1] - weight[0].numel()))
+    result: Tensor = _Product.apply(flat, under)  # type: ignore[no-untyped-call]  # likewise
+    result = result.view(batch // pictures, outputs, pictures, height, width).transpose(1, 2)
+    result = result.reshape(batch, outputs, height, width)
+    return result if bias is None else result + bias.to(result.dtype).view(-1, 1, 1)
+
+
+def _places(shape: torch.Size, kernel: tuple[int, int], stride: tuple[int, int]) -> tuple[int, int]:
+    """Where a kernel can be in a picture, down and across."""
+    return (shape[2] - kernel[0]) // stride[0] + 1, (shape[3] - kernel[1]) // stride[1] + 1
+
+
+class _Under(torch.autograd.Function):
+    """What lies under a kernel, for all its places: of pictures "b c h w", some at a time, as "b' (c i j) (p h' w')",
+    with zeros after the second axis until it is aligned."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, kernel: tuple[int, int], stride: tuple[int, int], pictures: int) -> Tensor:
+        windows = x.unfold(2, kernel[0], stride[0]).unfold(3, kernel[1], stride[1])
+        under = windows.unflatten(0, (-1, pictures)).permute(0, 2, 5, 6, 1, 3, 4)
+        size = x.shape[1] * prod(kernel)
+        return functional.pad(under.reshape(len(under), size, -1), (0, 0, 0, -size % ALIGNED)).contiguous()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, ctx.kernel, ctx.stride, ctx.pictures = inputs
+        ctx.shape = x.shape
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        """Each place gets the sum of its shares: as many shifted pictures as the kernel has places."""
+        channels, height, width = ctx.shape[1:]
+        lines, columns = _places(ctx.shape, ctx.kernel, ctx.stride)
+        shares = gradient[:, : channels * prod(ctx.kernel)].unflatten(2, (ctx.pictures, lines, columns))
+        shares = shares.unflatten(1, (channels, *ctx.kernel)).permute(2, 3, 0, 4, 1, 5, 6)
+        back, (down, right), total = torch.ops.aten.slice_backward, ctx.stride, None
+        for i in range(ctx.kernel[0]):
+            for j in range(ctx.kernel[1]):
+                part = shares[i, j]
+                part = back(part, [*part.shape[:4], width], 4, j, j + right * (columns - 1) + 1, right)
+                part = back(part, [*part.shape[:3], height, width], 3, i, i + down * (lines - 1) + 1, down)
+                total = part if total is None else total + part
+        assert total is not None
+        return total.flatten(0, 1), None, None, None
+
+
+class _Product(torch.autograd.Function):
+    """Weights "o k" times each of "b k p"."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(weight: Tensor, under: Tensor) -> Tensor:
+        return torch.bmm(weight.expand(len(under), *weight.shape), under)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        weight, under = ctx.saved_tensors
+        parts = torch.bmm(gradient, under.transpose(1, 2))
+        across = weight.T.expand(len(under), *weight.T.shape)
+        return parts.sum(0, dtype=torch.float32).to(weight.dtype), torch.bmm(across, gradient)
+
+
+def _batch_norm(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Any:
+    """(x − mean)/√(variance + ε) over all axes but the channels; running values move towards those of the batch."""
+    if not training:
+        return NotImplemented
+    axes, shape = [0, *range(2, x.ndim)], (-1, *[1] * (x.ndim - 2))
+    values = x.float()
+    mean, variance = values.mean(axes), values.var(axes, correction=0)
+    examples = values.numel() // values.shape[1]
+    for running, new in (running_mean, mean), (running_var, variance * (examples / max(examples - 1, 1))):
+        if running is not None:
+            running.mul_(1 - momentum).add_(new.detach(), alpha=momentum)
+    result = (values - mean.view(shape)) * (variance + eps).rsqrt().view(shape)
+    result = result if weight is None else result * weight.view(shape)
+    return (result if bias is None else result + bias.view(shape)).to(x.dtype)
+
+
+STACKED: Forms = {torch.conv2d: _product, functional.conv2d: _product, functional.batch_norm: _batch_norm}
+SINGLE: Forms = {torch.conv2d: _channels_last, functional.conv2d: _channels_last}
