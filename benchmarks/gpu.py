@@ -1,23 +1,27 @@
 """Speed of the simulator on a GPU: `make bench-gpu`, or the parts named.
 
-pfl       pfl-research's CIFAR-10 job (see pfl_job.py) as FedAvg, and in pfl itself where that can be imported
+pfl       pfl-research's CIFAR-10 job (see pfl_job.py) as FedAvg
+in pfl    the same in pfl itself, where that can be imported
 fashion-300, fashion-20
           Fashion-MNIST CNN, K=10, batches of 100, QuAFL with 4 bits: n=300, s=30, and n=20, s=5
 resnet    CIFAR-10 ResNet20, n=20, s=10, K=10, batches of 64, augmentation, QuAFL with 4 bits, bfloat16
+choice    which executor "auto" chooses for fashion-20, with an empty cache
 memory    GPU memory of n=300 ResNet20 clients, and how many fit
 accuracy  pfl's job for 1,500 rounds
 
 Local steps a second are steps that were drawn, in whole rounds: clients, codec, server. Beside them the executor alone,
-and a bare loop over a single model in torch.
+and a bare loop over a single model in torch. All settings are compiled at once, each in a process of its own, and then
+measured one after another.
 """
 
 import json
 import logging
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -58,19 +62,20 @@ class Bench:
     batch: int
     rounds: int
     asked: float
+    executor: str
     augment: Any = None
     precision: Precision = "float32"
 
-    def task(self) -> Supervised:
+    def task(self, seed: int = 0) -> Supervised:
         train, test = self.data()
-        hands = partition.iid(train, self.clients)
+        hands = partition.iid(train, self.clients, seed=seed)
         settings = {"batch_size": self.batch, "augment": self.augment, "device": DEVICE, "precision": self.precision}
-        return Supervised(self.module(), hands, test=test, **settings)
+        return Supervised(self.module(), hands, test=test, seed=seed, **settings)
 
-    def simulation(self, task: Supervised, executor: Any = "auto", every: float = 1e9) -> Simulation:
-        plan = Plan(until=1e5, every=every)
+    def simulation(self, task: Supervised, seed: int = 0) -> Simulation:
+        plan = Plan(until=1e5, every=1e9, seed=seed)
         parts = task, self.clients, World(slow=0.25), self.algorithm, self.codec, self.optimizer, plan
-        return Simulation(*parts, executor=executor)
+        return Simulation(*parts, executor=self.executor)
 
 
 def both(data: Any) -> tuple[Data, Data]:
@@ -79,7 +84,9 @@ def both(data: Any) -> tuple[Data, Data]:
     return train, data.test
 
 
-def fashion(clients: int, sampled: int, asked: float = 0, precision: Precision = "float32") -> Bench:
+def fashion(
+    clients: int, sampled: int, asked: float = 0, precision: Precision = "float32", executor: str = "graph"
+) -> Bench:
     return Bench(
         title=f"Fashion-MNIST CNN, n={clients}, s={sampled}, K=10, batch 100, QuAFL b=4, {precision}",
         module=models.cnn,
@@ -92,6 +99,7 @@ def fashion(clients: int, sampled: int, asked: float = 0, precision: Precision =
         batch=100,
         rounds=1200 // sampled,
         asked=asked,
+        executor=executor,
         precision=precision,
     )
 
@@ -109,6 +117,7 @@ def resnet(clients: int, sampled: int, asked: float, precision: Precision = "bfl
         batch=64,
         rounds=400 // sampled,
         asked=asked,
+        executor="graph",
         augment=crop_and_flip,
         precision=precision,
     )
@@ -127,33 +136,63 @@ def pfl(precision: Precision) -> Bench:
         batch=pfl_job.BATCH,
         rounds=100,
         asked=12_000,
+        executor="vectorised",
         precision=precision,
     )
 
 
-PRECISIONS: tuple[Precision, ...] = ("float32", "tf32", "bfloat16")
 BENCHES: dict[str, list[Callable[[], Bench]]] = {
-    "fashion-300": [partial(fashion, 300, 30, 5000, precision) for precision in PRECISIONS],
-    "fashion-20": [partial(fashion, 20, 5, 3000, precision) for precision in PRECISIONS],
+    "pfl": [partial(pfl, precision) for precision in ("tf32", "float32")],
+    "fashion-300": [partial(fashion, 300, 30, 5000, p, executor="vectorised") for p in ("bfloat16", "float32")],
+    "fashion-20": [partial(fashion, 20, 5, 3000, precision) for precision in ("bfloat16", "tf32", "float32")],
     "resnet": [partial(resnet, 20, 10, 1500, "bfloat16")],
-    "pfl": [partial(pfl, precision) for precision in PRECISIONS[:2]],
 }
 
 
-def measure(bench: Bench) -> dict[str, Any]:
+def measured(parts: list[str]) -> dict[str, list[dict[str, Any]]]:
+    """The speeds of all settings of those parts."""
+    names = [(part, number) for part in parts for number in range(len(BENCHES[part]))]
+    context = get_context("spawn")
+    ready, turn, found = context.Barrier(len(names)), context.Lock(), context.Queue()
+    workers = [context.Process(target=measure, args=(*name, ready, turn, found)) for name in names]
+    for worker in workers:
+        worker.start()
+    results = dict(found.get(timeout=900) for _ in names)
+    for worker in workers:
+        worker.join()
+    return {part: [results[part, number] for number in range(len(BENCHES[part]))] for part in parts}
+
+
+def measure(part: str, number: int, ready: Any, turn: Any, found: Any) -> None:
     """The speeds of one setting."""
-    torch.cuda.reset_peak_memory_stats()
-    task = bench.task()
-    began = perf_counter()
-    simulation = bench.simulation(task)
-    ready = perf_counter() - began
-    rounds = iter(simulation)
-    for _ in range(bench.clients // bench.algorithm.sampled + 2):  # until nearly everybody has been contacted
-        next(rounds)
+    result: dict[str, Any] = {}
+    try:
+        quiet()
+        bench = BENCHES[part][number]()
+        result["setting"] = bench.title
+        task = bench.task()
+        began = perf_counter()
+        simulation = bench.simulation(task)
+        result["seconds to trace, compile and capture, beside the others"] = perf_counter() - began
+        rounds = iter(simulation)
+        for _ in range(bench.clients // bench.algorithm.sampled + 3):  # until nearly everybody has been contacted
+            next(rounds)
+        ready.wait(600)
+        with turn:
+            result |= speeds(bench, task, simulation, rounds)
+    except BaseException as error:
+        ready.abort()
+        result["failed"] = repr(error)
+        raise
+    finally:
+        print(json.dumps(result, indent=2), flush=True)
+        found.put(((part, number), result))
+
+
+def speeds(bench: Bench, task: Supervised, simulation: Simulation, rounds: Any) -> dict[str, Any]:
     next(rounds)
     whole = rate(lambda: [next(rounds) for _ in range(bench.rounds)], lambda: simulation._fleet.totals.steps)
-    result = {
-        "setting": bench.title,
+    return {
         "executor": simulation.executor,
         "local steps a second": whole,
         "asked": bench.asked,
@@ -161,11 +200,20 @@ def measure(bench: Bench) -> dict[str, Any]:
         "bare loop": bare_loop(bench, task),
         "milliseconds an evaluation": 1000 * seconds(lambda: [simulation._evaluate() for _ in range(5)]) / 5,
         "milliseconds of a round": profile(simulation, rounds),
-        "seconds to trace, compile, measure and capture": ready,
         "gigabytes at most": torch.cuda.max_memory_allocated() / 1e9,
     }
-    print(json.dumps(result, indent=2), flush=True)
-    return result
+
+
+def choice() -> dict[str, Any]:
+    """What "auto" chooses, and how long that takes the first time and the second."""
+    bench = replace(fashion(20, 5, precision="bfloat16"), executor="auto")
+    task = bench.task()
+    taken, found = [], []
+    for _ in range(2):
+        began = perf_counter()
+        found.append(bench.simulation(task).executor)
+        taken.append(perf_counter() - began)
+    return {"setting": bench.title, "executor": found, "seconds": taken}
 
 
 def profile(simulation: Simulation, rounds: Any) -> dict[str, float]:
@@ -261,33 +309,33 @@ def memory() -> dict[str, Any]:
     rounds = iter(simulation)
     while simulation._fleet.clients.known < 300:
         next(rounds)
-    result = {"gigabytes with n=300, all contacted": torch.cuda.max_memory_allocated() / 1e9}
+    result = {"gigabytes with n=300, s=30, all contacted": f"{torch.cuda.max_memory_allocated() / 1e9:.1f}"}
     del simulation, rounds
     someone = newcomer(*task.initial(), bench.optimizer)
-    store = Store(someone, torch.full((10_000_000,), 10))
+    store = Store(someone, torch.full((500_000,), 10))
     try:
         while True:
             ids = torch.arange(store.known, store.known + 1000)
             store.put(ids, store[ids].each(torch.clone))
     except torch.cuda.OutOfMemoryError:
-        result["clients that fit beside the data, in a GPU of gigabytes"] = [
-            store.known,
-            torch.cuda.get_device_properties(DEVICE).total_memory / 1e9,
-        ]
+        size = torch.cuda.get_device_properties(DEVICE).total_memory / 1e9
+        result[f"clients that fit beside the data into {size:.0f} GB"] = f"{store.known:,}"
     return result
 
 
 def accuracy() -> dict[str, Any]:
-    """pfl's job to its end: accuracy on the test set every 100 rounds."""
+    """pfl's job to its end: accuracy on the test set every 100 rounds, by seed."""
     bench = pfl("tf32")  # torch's default for convolutions, and so pfl's
-    simulation = bench.simulation(bench.task(), every=1e9)
-    rounds = iter(simulation)
-    next(rounds)
-    found = {}
-    for number in range(1, pfl_job.ROUNDS + 1):
+    found: dict[str, Any] = {}
+    for seed in range(2):
+        simulation = bench.simulation(bench.task(seed), seed)
+        rounds = iter(simulation)
         next(rounds)
-        if number % 100 == 0:
-            found[number] = simulation._evaluate()["accuracy"]
+        found[f"seed {seed}"] = mine = {}
+        for number in range(1, pfl_job.ROUNDS + 1):
+            next(rounds)
+            if number % 100 == 0:
+                mine[number] = simulation._evaluate()["accuracy"]
     return found
 
 
@@ -312,7 +360,7 @@ def page() -> None:
         "| setting | executor | steps/s | asked | of the executor alone | over a bare loop | an evaluation, ms |",
         "|---|---|---|---|---|---|---|",
     ]
-    measured = [row for name in BENCHES for row in found.get(name, []) if "setting" in row]
+    measured = [row for name in BENCHES for row in found.get(name, []) if "executor" in row]
     for row in measured:
         whole, alone = row["local steps a second"], row["executor alone, the same steps"]
         lines.append(
@@ -325,25 +373,66 @@ def page() -> None:
     for row in measured:
         spent = (f"{row['milliseconds of a round'].get(part, 0.0):.1f}" for part in parts)
         lines.append(f"| {row['setting']} | {' | '.join(spent)} |")
+    lines += ["", *_rest(found)]
     (RESULTS.parent / "simulator.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def main(parts: list[str]) -> None:
+def _rest(found: dict[str, Any]) -> list[str]:
+    lines = []
+    if "local steps a second" in found.get("in pfl", {}):
+        theirs = found["in pfl"]["local steps a second"]
+        ours = ", ".join(
+            f"{row['local steps a second'] / theirs:.0f} times that in {row['setting'].split()[-1]}"
+            for row in found["pfl"]
+        )
+        lines.append(
+            f"- pfl-research 0.6 itself, its job, the same GPU and run: {theirs:,.0f} local steps a second. "
+            f"The simulator: {ours}."
+        )
+    if "accuracy" in found:
+        last = {seed: list(rows.items())[-1] for seed, rows in found["accuracy"].items()}
+        ours = ", ".join(f"{value:.4f} ({seed})" for seed, (_, value) in last.items())
+        lines.append(f"- pfl's job on CIFAR-10, accuracy after {next(iter(last.values()))[0]} rounds: {ours}.")
+    if "choice" in found:
+        chosen = found["choice"]
+        first, second = chosen["seconds"]
+        (executor,) = set(chosen["executor"])
+        lines.append(
+            f'- `executor = "auto"` for "{chosen["setting"]}" chose {executor}: {first:.0f} seconds '
+            f"the first time, {second:.0f} the second."
+        )
+    for what, value in found.get("memory", {}).items():
+        lines.append(f"- ResNet20, {what}: {value}.")
+    return lines
+
+
+def quiet() -> None:
     torch.set_num_threads(1)  # as every run has it
     logging.basicConfig(level=logging.WARNING)
     logging.getLogger("quafl").setLevel(logging.INFO)
+
+
+def main(parts: list[str]) -> None:
+    quiet()
+    others: dict[str, Callable[[], Any]] = {
+        "in pfl": in_pfl,
+        "choice": choice,
+        "memory": memory,
+        "accuracy": accuracy,
+    }
+    chosen = parts or [*BENCHES, *others]
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    device = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
-    for part in parts or [*BENCHES, "memory", "accuracy"]:
-        if part in BENCHES:
-            results[part] = [measure(make()) for make in BENCHES[part]]
-            if part == "pfl":
-                results[part] += [in_pfl()]
-        else:
-            results[part] = {"memory": memory, "accuracy": accuracy}[part]()
-        results |= {"device": device, "date": datetime.now(UTC).date().isoformat()}
-        print(json.dumps({part: results[part]}, indent=2), flush=True)
-        RESULTS.write_text(json.dumps(results, indent=2) + "\n")
+    results |= {
+        "device": f"{torch.cuda.get_device_name()}, torch {torch.__version__}",
+        "date": datetime.now(UTC).date().isoformat(),
+        **measured([part for part in chosen if part in BENCHES]),
+    }
+    RESULTS.write_text(json.dumps(results, indent=2) + "\n")
+    for part, work in others.items():
+        if part in chosen:
+            results[part] = work()
+            print(json.dumps({part: results[part]}, indent=2), flush=True)
+            RESULTS.write_text(json.dumps(results, indent=2) + "\n")
     page()
 
 
