@@ -73,7 +73,7 @@ class Bench:
         return Supervised(self.module(), hands, test=test, seed=seed, **settings)
 
     def simulation(self, task: Supervised, seed: int = 0) -> Simulation:
-        plan = Plan(until=1e5, every=1e9, seed=seed)
+        plan = Plan(until=1e9, every=1e9, seed=seed)
         parts = task, self.clients, World(slow=0.25), self.algorithm, self.codec, self.optimizer, plan
         return Simulation(*parts, executor=self.executor)
 

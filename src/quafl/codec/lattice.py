@@ -82,10 +82,9 @@ class Lattice:
         far = torch.as_tensor(distance, dtype=torch.float32)
         if not ((far >= 0) & (far < inf)).all():
             raise ValueError(f"distance is {float(far.max())}, must be finite and not negative; did training diverge?")
-        far = far.to(x.device)
         deviation = far * max(x.shape[-1], 1) ** -0.5
         side: Tensor = (2 * self.spread * deviation / ((1 << self.bits) - 1)).clamp(min=SMALLEST_SIDE)
-        return side.expand(x.shape[:-1])
+        return side.to(x.device).expand(x.shape[:-1])
 
     def refine(self, x: Model, request: Packet) -> Packet:
         """The next bits of the same lattice points, in the blocks asked for."""
@@ -97,7 +96,7 @@ class Lattice:
         For the others, more bits are asked for through `refine`; without it, DecodeError.
         """
         check_fits(packet, LATTICE, key)
-        leading = torch.broadcast_shapes(packet.side.shape, key.shape[:-1])
+        leading = _broadcast(packet.side.shape, key.shape[:-1])
         keys = _rows(key.to(torch.float32), leading, 1)
         vectors, failed = self._kernel(key).decode(
             _rows(packet.symbols, leading, 1),
@@ -128,9 +127,18 @@ class Lattice:
         return kernel_for(x.device) if self.kernel is None else kernel_named(self.kernel)
 
 
+def _broadcast(one: torch.Size, other: torch.Size) -> torch.Size:
+    """torch.broadcast_shapes, which takes longer than the launch of a kernel, where there is something to do."""
+    if not one or one == other:
+        return other
+    return torch.broadcast_shapes(one, other) if other else one
+
+
 def _rows(tensor: Tensor, leading: torch.Size, own_axes: int) -> Tensor:
     """With one leading axis: a row for each of the leading ones, or a single row that serves all."""
     split = tensor.dim() - own_axes
+    if split == 1 and (len(tensor) == 1 or leading == tensor.shape[:1]):
+        return tensor
     if tensor.shape[:split].numel() == 1:
         return tensor.reshape(1, *tensor.shape[split:])
     return tensor.expand(*leading, *tensor.shape[split:]).reshape(leading.numel(), *tensor.shape[split:])

@@ -138,17 +138,21 @@ def interact(
     gap = denoised(away, noise)
     mean_steps = clients.expected_steps + (clients.taken - clients.expected_steps) / (clients.contacts + 1)
     speed = mean_steps.where(clients.contacts + 1 >= SETTLED, torch.nan)
-    answering = slice(None) if sound.all() else sound
-    sent = report[answering]
+    all_sound = bool(sound.all())
+
+    def answering(rows: Tensor) -> Tensor:
+        return rows if all_sound else rows[sound]
+
+    sent, steps = answering(report), answering(clients.taken)
     answer = Answer(
-        packet=codecs.up.encode(sent, rng, distance=gap[answering], exact=clients.buffers[answering]),  # lines 2-3
-        round=torch.full_like(clients.taken[answering], note.round),
-        steps=clients.taken[answering],
-        distance=away_before[answering],
-        speed=speed[answering],
+        packet=codecs.up.encode(sent, rng, distance=answering(gap), exact=answering(clients.buffers)),  # lines 2-3
+        round=torch.full_like(steps, note.round),
+        steps=steps,
+        distance=answering(away_before),
+        speed=answering(speed),
     )
     restarted = None
-    if not sound.all():
+    if not all_sound:
         restarted = replace(
             rebase(clients, clients.base, packet.exact),
             optimizer=optimizer.init(clients.base),

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from quafl.codec import Identity, Lattice
+from quafl.codec.packets import is_finite
 from quafl.core.optim import sgd
 from quafl.core.randomness import Generators
 from quafl.core.seams import Algorithm, Codec, Codecs, Optimizer, ServerState, Task, Totals
@@ -166,7 +167,7 @@ class Simulation:
 
     def _reach(self, state: ServerState) -> None:
         """Where the run stands after a round."""
-        if not (isfinite(state.distance) and state.model.isfinite().all() & state.buffers.isfinite().all()):
+        if not (isfinite(state.distance) and is_finite(state.model) and is_finite(state.buffers)):
             raise Diverged(f"in round {state.round} the server's model is not finite")
         self.server, self._time, self._totals = state, self._clock.now(), replace(self._fleet.totals)
         self._spread = potential(state.model, self._fleet.clients.everybody().base) if self._plan.potential else None

@@ -84,8 +84,9 @@ def _stack(tensors: tuple[Tensor, ...]) -> Tensor:
 def _own_rows(tensor: Tensor) -> tuple[Tensor, ...]:
     """The rows, none of which keeps the others or anything larger alive; the same one for all, if they are the same."""
     if len(tensor) > 1 and tensor.stride(0):
-        rows = tuple(map(torch.empty_like, tensor))
-        torch._foreach_copy_(rows, tensor.unbind())  # in one go, where it can
-        return rows
+        rows = tensor.unbind()
+        own = tuple(map(torch.empty_like, rows))
+        torch._foreach_copy_(own, rows)  # at once, on a GPU
+        return own
     row = tensor[0]
     return (row if row.untyped_storage().nbytes() <= row.nbytes else row.clone(),) * len(tensor)

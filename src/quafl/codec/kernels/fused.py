@@ -10,6 +10,7 @@ machine.
 Products and sums are never fused: all kernels get the same lattice points.
 """
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -391,8 +392,8 @@ class Triton:
                 dim,
                 blocks,
                 BITS=bits,
-                WORDS=self._layout(bits),
-                GROUPS=self._layout(1),
+                WORDS=_layout(self.lanes, bits),
+                GROUPS=_layout(self.lanes, 1),
                 maxnreg=self.encode_registers,
                 **self._options(),
             )
@@ -420,7 +421,7 @@ class Triton:
                 int(len(key) > 1),
                 0,
                 BITS=bits,
-                UNPACKED=self._unpacked(bits),
+                UNPACKED=_unpacked(self.lanes, bits),
                 maxnreg=self.decode_registers,
                 **self._options(),
             )
@@ -429,20 +430,24 @@ class Triton:
     def _options(self) -> dict[str, Any]:
         return {
             "LANES": self.lanes,
-            "COARSE": self._layout(1),
-            "FINE": self._layout(32),
+            "COARSE": _layout(self.lanes, 1),
+            "FINE": _layout(self.lanes, 32),
             "num_warps": self.lanes,
             "enable_fp_fusion": False,
         }
 
-    def _layout(self, neighbours: int) -> Any:
-        """A thread has `neighbours` neighbouring rows, and again as many of every further 32·`neighbours` rows."""
-        if INTERPRETED:
-            return None
-        return tl.BlockedLayout([neighbours, 1], [32 // self.lanes, self.lanes], [self.lanes, 1], [1, 0])
 
-    def _unpacked(self, bits: int) -> Any:
-        """The fine layout as "words symbols lanes", where a word has whole symbols."""
-        if INTERPRETED or 32 % bits:
-            return None
-        return tl.BlockedLayout([bits, 32 // bits, 1], [32 // self.lanes, 1, self.lanes], [self.lanes, 1, 1], [2, 1, 0])
+@cache
+def _layout(lanes: int, neighbours: int) -> Any:
+    """A thread has `neighbours` neighbouring rows, and again as many of every further 32·`neighbours` rows."""
+    if INTERPRETED:
+        return None
+    return tl.BlockedLayout([neighbours, 1], [32 // lanes, lanes], [lanes, 1], [1, 0])
+
+
+@cache
+def _unpacked(lanes: int, bits: int) -> Any:
+    """The fine layout as "words symbols lanes", where a word has whole symbols."""
+    if INTERPRETED or 32 % bits:
+        return None
+    return tl.BlockedLayout([bits, 32 // bits, 1], [32 // lanes, 1, lanes], [lanes, 1, 1], [2, 1, 0])
