@@ -336,6 +336,7 @@ def accuracy() -> dict[str, Any]:
             next(rounds)
             if number % 100 == 0:
                 mine[number] = simulation._evaluate()["accuracy"]
+                print(seed, number, mine[number], flush=True)
     return found
 
 
