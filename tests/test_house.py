@@ -25,7 +25,7 @@ FOREIGN = {
     "core": {"torch"},
     "codec": {"torch", "numpy", "triton"},
     "tasks": {"torch", "numpy", "sklearn", "pooch", "PIL", "rich"},
-    "record": {"torch", "numpy", "matplotlib", "tomli_w"},
+    "record": {"torch", "numpy", "scipy", "matplotlib", "tomli_w"},
     "sim": {"torch"},
     "deploy": {"torch", "nvflare", "cryptography"},
     "settings": {"torch", "pydantic", "pydantic_core", "tomli_w"},

@@ -23,7 +23,16 @@ from quafl.record import report as reporting
 from quafl.record.files import write_atomically
 from quafl.record.rows import Row
 from quafl.record.summary import Curve, RecordError, ranked, read_curve, read_curves, sent, verdict
-from quafl.settings import Settings, SettingsError, load, load_federation
+from quafl.settings import (
+    Reproduction,
+    Settings,
+    SettingsError,
+    figures,
+    load,
+    load_federation,
+    load_figure,
+    local_steps,
+)
 from quafl.tasks import DataError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
@@ -60,6 +69,7 @@ def _show_version(wanted: bool) -> None:
     "  quafl run demo --out runs/one --set run.seeds=[7] --set curves.FedAvg.algorithm.lr=0.2\n\n"
     "  quafl run my.toml --out runs/mine\n\n"
     "  quafl run --resume runs/mine\n\n"
+    "  quafl reproduce accuracy-vs-time-fmnist --quick\n\n"
     "  quafl report runs/demo runs/mine --out report.html\n\n"
     "  quafl export runs/demo/quafl --out model.safetensors"
 )
@@ -121,6 +131,93 @@ def run(
         _conclude([read_curve(folder.path) for folder in folders], out / REPORT)
         if troubles:
             _complain("; ".join(troubles))
+
+
+@app.command()
+def reproduce(
+    name: Annotated[str | None, typer.Argument(metavar="ID|all", help="A figure's label in the paper.")] = None,
+    show: Annotated[
+        bool, typer.Option("--list", help="Show the figures, what is claimed of them and what they cost.")
+    ] = False,
+    seeds: Annotated[int | None, typer.Option(min=1, help="How many, from 0 on; earlier ones are kept.")] = None,
+    quick: Annotated[bool, typer.Option(help="A small version, to try it out; its verdict says nothing.")] = False,
+    device: Annotated[str | None, typer.Option(help="Where to compute: cpu, cuda, cuda:1.")] = None,
+    out: Annotated[
+        Path, typer.Option(help="Folder for the results, one in it for each figure.", file_okay=False)
+    ] = Path("runs/paper"),
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of every curve.")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option("-j", "--jobs", min=1, help="Processes; by default one per core, or per GPU.")
+    ] = None,
+) -> None:
+    """Reproduce a figure of the paper: its runs, its picture, and whether its claims hold. Given again, it goes on."""
+    with _one_sentence():
+        if show or name is None:
+            _list_figures()
+            return
+        overrides = [*(set_ or []), *([f"run.device={device}"] if device else [])]
+        overrides += [f"run.seeds={list(range(seeds))}"] if seeds else []
+        said = "".join(
+            [
+                f" --seeds {seeds}" if seeds else "",
+                " --quick" if quick else "",
+                f" --device {device}" if device else "",
+                *(f" --set {one}" for one in set_ or []),
+            ]
+        )
+        for one in figures() if name == "all" else [name]:
+            wanted = load_figure(one, overrides, quick=quick)
+            try:
+                _reproduce(wanted, out, jobs, f"quafl reproduce {one}{said}")
+            except DataError as error:
+                if name != "all":
+                    raise
+                console.print(f"{one}: not run: {error}", style="yellow", markup=False, soft_wrap=True)
+
+
+def _list_figures() -> None:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("id", "setting", "claims", "local steps a seed"):
+        table.add_column(heading, no_wrap=heading == "id")
+    for name in figures():
+        wanted = load_figure(name)
+        of = wanted.figure.of
+        cost = f"as {of}" if of else f"{sum(map(local_steps, wanted.curves)) / 1000:,.0f} thousand"
+        claims = "; ".join(claim.text for claim in wanted.figure.claims)
+        table.add_row(*map(escape, (name, wanted.figure.setting, claims, cost)))
+    console.print(table)
+
+
+def _reproduce(wanted: Reproduction, out: Path, jobs: int | None, command: str) -> None:
+    """One figure; those that share their runs share a folder of them."""
+    place = out / ("quick" if wanted.smaller else "") / wanted.name
+    runs = place.with_name(wanted.figure.of or wanted.name) / "curves"
+    console.print(f"{wanted.name}: {wanted.figure.setting}", style="bold", markup=False)
+    if wanted.smaller:
+        console.print(f"quick: {wanted.smaller}. Its verdict says nothing about the paper.", markup=False)
+    folders = runner.accumulate(wanted.curves, runs)
+    try:
+        with _progress() as progress:
+            bars = _Bars(progress, folders)
+            troubles = runner.run(folders, processes=jobs, on_news=bars)
+            bars.finish()
+    except runner.Interrupted as stopped:
+        _complain("interrupted; the same command goes on where it was", code=stopped.code)
+    place.mkdir(parents=True, exist_ok=True)
+    result = runner.conclude(wanted, place, folders, command)
+    for claim in result["claims"]:
+        console.print(f"  {claim['verdict']}: {claim['claim']}", markup=False)
+        for finding in claim["findings"]:
+            console.print(
+                f"      {finding['what']}: {finding['mean']:.4g}, from {finding['low']:.4g} to {finding['high']:.4g}",
+                markup=False,
+                highlight=False,
+            )
+    _conclude([read_curve(folder.path) for folder in folders], place / REPORT)
+    for trouble in troubles:
+        console.print(trouble, style="yellow", markup=False)
 
 
 def _chosen(curves: list[Settings], only: list[str] | None) -> list[Settings]:

@@ -39,6 +39,7 @@ SECONDS = Axis("time (s)", lambda row: row["time"])
 MEGABYTES = Axis("sent in both directions (MB)", sent)
 STEPS = Axis("local steps of all clients", lambda row: row["local_steps"])
 ROUNDS = Axis("server rounds", lambda row: row["round"])
+AXES = {"time": SIMULATED_TIME, "rounds": ROUNDS, "local steps": STEPS, "megabytes": MEGABYTES}
 
 
 def time_of(curves: Sequence[Curve]) -> Axis:

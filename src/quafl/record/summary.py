@@ -146,7 +146,12 @@ def megabytes_to_target(curve: Curve) -> Spread:
 
 def zero_step_share(curve: Curve) -> Spread:
     """Of all contacts, those that found a client without a completed step."""
-    return Spread(tuple(rows[-1]["zero_step_contacts"] / max(rows[-1]["contacts"], 1) for rows in curve.seeds.values()))
+    return Spread(tuple(zero_step_shares(curve).values()))
+
+
+def zero_step_shares(curve: Curve) -> dict[int, float]:
+    """The same by seed."""
+    return {seed: rows[-1]["zero_step_contacts"] / max(rows[-1]["contacts"], 1) for seed, rows in curve.seeds.items()}
 
 
 def time_to_target(curve: Curve) -> Spread:

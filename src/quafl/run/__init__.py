@@ -1,6 +1,7 @@
 """The runner: every (curve, seed) of an experiment, over processes, into run folders; left and taken up again."""
 
-from quafl.run.folders import RunError, RunFolder, prepare, reopen, trained_model, versions
+from quafl.run.figures import conclude
+from quafl.run.folders import RunError, RunFolder, accumulate, prepare, reopen, trained_model, versions
 from quafl.run.jobs import Job, News
 from quafl.run.pool import Interrupted, run
 
@@ -10,6 +11,8 @@ __all__ = [
     "News",
     "RunError",
     "RunFolder",
+    "accumulate",
+    "conclude",
     "prepare",
     "reopen",
     "run",

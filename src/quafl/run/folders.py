@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import safetensors.torch
 from torch import Tensor
@@ -43,10 +44,14 @@ class RunFolder:
         fixed = self.path / ROWS, self.path / TROUBLES
         for old in (*fixed, *self.path.glob("model-seed*"), *self.path.glob("checkpoint-seed*")):
             old.unlink(missing_ok=True)
-        with write_atomically(self.path / SETTINGS) as stream:
-            stream.write(self.settings.to_toml())
+        self.write_settings()
         with write_atomically(self.path / VERSIONS) as stream:
             json.dump(versions(), stream, indent=2)
+
+    def write_settings(self) -> None:
+        """Which seeds there are to be, too."""
+        with write_atomically(self.path / SETTINGS) as stream:
+            stream.write(self.settings.to_toml())
 
     @classmethod
     def reopen(cls, path: Path) -> "RunFolder":
@@ -105,6 +110,40 @@ def prepare(curves: Sequence[Settings], out: Path, *, overwrite: bool) -> list[R
     for folder in folders:
         folder.begin()
     return folders
+
+
+def accumulate(curves: Sequence[Settings], out: Path) -> list[RunFolder]:
+    """A run folder per curve in `out`, in which seeds of earlier sittings count, if they had the same settings."""
+    folders = []
+    for curve in curves:
+        path = out / _slug(curve.label)
+        if not (path / SETTINGS).exists():
+            folders.append(RunFolder(path, curve))
+            continue
+        before = RunFolder.reopen(path)
+        changed = _different(before.settings.model_dump(), curve.model_dump())
+        if changed:
+            raise RecordError(
+                f"{path} was made with another {', '.join(changed)}; put it back, or choose another --out"
+            )
+        seeds = sorted({*before.settings.run.seeds, *curve.run.seeds})
+        wanted = curve.model_copy(update={"run": curve.run.model_copy(update={"seeds": seeds})})
+        folders.append(RunFolder(path, wanted, before.rows, before.troubles))
+    _check(folders)
+    for folder in folders:
+        if not (folder.path / SETTINGS).exists():
+            folder.begin()
+        else:
+            folder.write_settings()
+    return folders
+
+
+def _different(one: Any, other: Any, path: str = "") -> list[str]:
+    """The settings that are not the same, apart from the seeds."""
+    if not isinstance(one, dict) or not isinstance(other, dict):
+        return [] if one == other or path == "run.seeds" else [path]
+    keys = dict.fromkeys([*one, *other])
+    return [name for key in keys for name in _different(one.get(key), other.get(key), f"{path}.{key}".lstrip("."))]
 
 
 def reopen(out: Path) -> list[RunFolder]:

@@ -49,7 +49,7 @@ def compute(job: Job, on_news: Callable[[News], None], stopping: Callable[[], bo
     device, run = simulation.server.model.device, job.settings.run
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     computed = {"device": name, "executor": simulation.executor, "precision": run.precision}
-    made_with = {"settings": job.settings.to_toml(), "quafl": version("quafl"), "torch": version("torch"), **computed}
+    made_with = {"settings": _alone(job).to_toml(), "quafl": version("quafl"), "torch": version("torch"), **computed}
     if checkpoint.exists():
         take_up(checkpoint, simulation, made_with)
         on_news(simulation.rows[-1])
@@ -72,6 +72,12 @@ def compute(job: Job, on_news: Callable[[News], None], stopping: Callable[[], bo
         "best": task.export(simulation.best.server.model, simulation.best.server.buffers),
     }
     return Outcome(simulation.rows, models, trouble, computed)
+
+
+def _alone(job: Job) -> Settings:
+    """The settings of the seed alone: it does not depend on what other seeds there are to be."""
+    run = job.settings.run.model_copy(update={"seeds": [job.seed]})
+    return job.settings.model_copy(update={"run": run})
 
 
 def take_up(checkpoint: Path, simulation: Simulation, made_with: dict[str, str] | None = None) -> None:

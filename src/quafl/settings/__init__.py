@@ -6,6 +6,23 @@ its own sections laid over it.
 
 from quafl.settings.curve import Settings
 from quafl.settings.federation import FederationSettings, agree
+from quafl.settings.figures import Claim, Figure, Level, Order, Reproduction, figures, load_figure, local_steps
 from quafl.settings.reading import SettingsError, builtin, load, load_federation
 
-__all__ = ["FederationSettings", "Settings", "SettingsError", "agree", "builtin", "load", "load_federation"]
+__all__ = [
+    "Claim",
+    "FederationSettings",
+    "Figure",
+    "Level",
+    "Order",
+    "Reproduction",
+    "Settings",
+    "SettingsError",
+    "agree",
+    "builtin",
+    "figures",
+    "load",
+    "load_federation",
+    "load_figure",
+    "local_steps",
+]

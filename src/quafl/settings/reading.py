@@ -19,6 +19,7 @@ from quafl.settings.tasks import Tasks
 from quafl.settings.world import Absence, Change
 
 AnySettings = TypeVar("AnySettings", Settings, FederationSettings)
+AnySection = TypeVar("AnySection", bound=Section)
 PATIENCE = 60.0  # seconds that a real server waits for answers, where the settings do not say
 _DEFAULTS: Raw = {"task": {"name": "digits"}, "algorithm": {"name": "quafl"}, "codec": {"name": "lattice"}}
 
@@ -29,19 +30,23 @@ class SettingsError(Exception):
 
 def load(source: str, overrides: Sequence[str] = ()) -> list[Settings]:
     """The curves of a built-in experiment or a TOML file, with `key=value` overrides laid over all of them."""
-    raw = _read(source)
+    return curves_of(_read(source), overrides)
+
+
+def curves_of(raw: Raw, overrides: Sequence[str] = (), over: Raw | None = None) -> list[Settings]:
+    """The curves of a file that has been read, with a table and then `key=value` overrides laid over all of them."""
     curves = raw.pop("curves", {})
     if not isinstance(curves, dict) or not all(isinstance(curve, dict) for curve in curves.values()):
         raise SettingsError(f'curves = {curves!r}: must be tables, such as [curves."QuAFL"]')
-    changes: Raw = {}
+    changes: Raw = over or {}
     for override in overrides:
-        changes = _merge(changes, _parse_override(override))
-    curves = _merge(curves, changes.pop("curves", {}))
+        changes = merged(changes, _parse_override(override))
+    curves = merged(curves, changes.pop("curves", {}))
     if not curves:
-        return [_validate(Settings, _DEFAULTS, _merge(raw, changes))]
+        return [_validate(Settings, _DEFAULTS, merged(raw, changes))]
     return [
         _validate(
-            Settings, _DEFAULTS, _merge(_merge({**raw, "label": label}, curve), changes), f" (in curve {label!r})"
+            Settings, _DEFAULTS, merged(merged({**raw, "label": label}, curve), changes), f" (in curve {label!r})"
         )
         for label, curve in curves.items()
     ]
@@ -51,14 +56,33 @@ def load_federation(source: str, overrides: Sequence[str] = ()) -> FederationSet
     """A real federation's settings, with `key=value` overrides laid over them."""
     raw = _read(source)
     for override in overrides:
-        raw = _merge(raw, _parse_override(override))
+        raw = merged(raw, _parse_override(override))
     defaults = {**_DEFAULTS, "task": {}, "algorithm": {"name": "quafl", "patience": PATIENCE}}
     return _validate(FederationSettings, defaults, raw)
 
 
 def builtin() -> list[str]:
     """Names of the experiments that come with the package."""
-    return sorted(entry.name.removesuffix(".toml") for entry in _presets().iterdir() if entry.name.endswith(".toml"))
+    return preset_names("")
+
+
+def preset_names(folder: str) -> list[str]:
+    """The files in a folder of the presets."""
+    entries = (_presets() / folder).iterdir()
+    return sorted(entry.name.removesuffix(".toml") for entry in entries if entry.name.endswith(".toml"))
+
+
+def read_preset(folder: str, name: str) -> Raw:
+    """A file that comes with the package, as it is."""
+    return tomllib.loads((_presets() / folder / f"{name}.toml").read_text(encoding="utf-8"))
+
+
+def checked(made: type[AnySection], raw: Raw, where: str) -> AnySection:
+    """A table of a file that comes with the package."""
+    try:
+        return made.model_validate(raw)
+    except ValidationError as error:
+        raise SettingsError(_sentence(error.errors()[0], made) + where) from None
 
 
 def _presets() -> Any:
@@ -97,17 +121,18 @@ def _parse_override(text: str) -> Raw:
     return dict(parsed)
 
 
-def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Raw:
-    merged = dict(base)
+def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> Raw:
+    """One table laid over another."""
+    result = dict(base)
     for key, value in over.items():
-        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = _merge(merged[key], value) if both else value
-    return merged
+        both = isinstance(value, dict) and isinstance(result.get(key), dict)
+        result[key] = merged(result[key], value) if both else value
+    return result
 
 
 def _validate(made: type[AnySettings], defaults: Raw, raw: Raw, where: str = "") -> AnySettings:
     try:
-        return made.model_validate(_merge(defaults, raw))
+        return made.model_validate(merged(defaults, raw))
     except ValidationError as error:
         raise SettingsError(_sentence(error.errors()[0], made) + where) from None
 

@@ -1,0 +1,142 @@
+"""Whether recorded curves bear out a claim: differences of paired seeds, and their 95 % intervals."""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Literal, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from quafl.record.plots import AXES
+from quafl.record.summary import Curve, zero_step_shares
+
+Word: TypeAlias = Literal["holds", "does not hold", "undecided"]
+CONFIDENCE = 0.95
+LEAST_SEEDS = 3
+
+
+class Finding(NamedTuple):
+    """A number over seeds, and what it says."""
+
+    what: str
+    values: dict[int, float]  # by seed
+    mean: float
+    low: float
+    high: float
+    verdict: Word
+
+
+class Verdict(NamedTuple):
+    """A claim holds if all that it says does, and does not if something is the other way round."""
+
+    verdict: Word
+    findings: list[Finding]
+
+
+def order(curves: Sequence[Curve], *, measure: str, axis: str, metric: str, margin: float = 0.0) -> Verdict:
+    """That each curve is better than the next, or no worse than by the margin."""
+    end = _common_end(curves, axis)
+    findings = []
+    for first, second in pairwise(curves):
+        ours, theirs = (_measured(curve, measure, axis, metric, end) for curve in (first, second))
+        better = -1.0 if measure in ("to target", "rise") or metric.endswith("loss") else 1.0
+        seeds = [seed for seed in ours if seed in theirs]
+        difference = {seed: better * (ours[seed] - theirs[seed]) for seed in seeds}
+        mean, low, high = _interval(list(difference.values()))
+        word: Word = "holds" if low > -margin else "does not hold" if high < -margin else "undecided"
+        unit = f"{axis} to {first.target:g}" if measure == "to target" else f"{measure}, {metric} by {axis}"
+        what = f"{first.label} before {second.label}: {unit}"
+        findings.append(Finding(what, difference, mean, low, high, word))
+    return _together(findings)
+
+
+def level(curves: Sequence[Curve], *, measure: str, axis: str, metric: str, value: float, within: float) -> Verdict:
+    """That something is about `value` for each curve."""
+    end = _common_end(curves, axis)
+    findings = []
+    for curve in curves:
+        found = _measured(curve, "end" if measure == "deviation" else measure, axis, metric, end)
+        values = list(found.values())
+        mean, low, high = _deviation(values) if measure == "deviation" else _interval(values)
+        inside, outside = value - within <= low <= high <= value + within, high < value - within or low > value + within
+        word: Word = "holds" if inside else "does not hold" if outside else "undecided"
+        what = f"{curve.label}: {measure if measure != 'end' else f'{metric} at the end'}"
+        findings.append(Finding(what, found, mean, low, high, word))
+    return _together(findings)
+
+
+def _together(findings: list[Finding]) -> Verdict:
+    words = {finding.verdict for finding in findings}
+    return Verdict("does not hold" if "does not hold" in words else _only(words), findings)
+
+
+def _only(words: set[Word]) -> Word:
+    return "holds" if words == {"holds"} else "undecided"
+
+
+def _interval(values: list[float]) -> tuple[float, float, float]:
+    """Mean and its interval by Student's law; without one, of fewer seeds than are asked for."""
+    if len(values) < LEAST_SEEDS:
+        return (float(np.mean(values)) if values else np.nan), -np.inf, np.inf
+    mean, spread = float(np.mean(values)), float(np.std(values, ddof=1))
+    reach = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * spread / len(values) ** 0.5
+    return mean, mean - reach, mean + reach
+
+
+def _deviation(values: list[float]) -> tuple[float, float, float]:
+    """The standard deviation and its interval by the χ² law."""
+    if len(values) < LEAST_SEEDS:
+        return np.nan, 0.0, np.inf
+    freedom, spread = len(values) - 1, float(np.std(values, ddof=1))
+    low, high = (
+        spread * (freedom / stats.chi2.ppf(p, freedom)) ** 0.5 for p in ((1 + CONFIDENCE) / 2, (1 - CONFIDENCE) / 2)
+    )
+    return spread, float(low), float(high)
+
+
+_Points: TypeAlias = NDArray[np.float64]
+
+
+def _measured(curve: Curve, measure: str, axis: str, metric: str, end: float) -> dict[int, float]:
+    """Of each seed."""
+    if measure == "zero-step share":
+        return zero_step_shares(curve)
+    if measure == "to target":
+        return {seed: _reached(curve, axis, seed) for seed in curve.seeds}
+    found: Callable[[_Points, _Points, float], float] = {"area": _area, "end": _at_end, "rise": _rise}[measure]
+    result = {}
+    for seed, rows in curve.seeds.items():
+        places = np.array([AXES[axis].value(row) for row in rows], dtype=np.float64)
+        result[seed] = found(places, np.array([row[metric] for row in rows], dtype=np.float64), end)
+    return result
+
+
+def _common_end(curves: Sequence[Curve], axis: str) -> float:
+    """How far every seed of every curve goes."""
+    return min(AXES[axis].value(rows[-1]) for curve in curves for rows in curve.seeds.values())
+
+
+def _reached(curve: Curve, axis: str, seed: int) -> float:
+    """Where a seed first evaluated at the target; one that never did counts as if it had at its end, which is the
+    least that can be said."""
+    rows = curve.seeds[seed]
+    return AXES[axis].value(next((row for row in rows if curve.at_target(row)), rows[-1]))
+
+
+def _area(places: _Points, values: _Points, end: float) -> float:
+    """The mean up to the end."""
+    grid = np.linspace(places[0], end, 500)
+    return float(np.interp(grid, places, values).mean())
+
+
+def _at_end(places: _Points, values: _Points, end: float) -> float:
+    """The mean over the last tenth."""
+    grid = np.linspace(places[0] + 0.9 * (end - places[0]), end, 50)
+    return float(np.interp(grid, places, values).mean())
+
+
+def _rise(places: _Points, values: _Points, end: float) -> float:
+    """The largest from one evaluation to the next, after the first tenth."""
+    late = values[(places >= places[0] + 0.1 * (end - places[0])) & (places <= end)]
+    return float(np.diff(late).max(initial=0.0))

@@ -1,0 +1,68 @@
+"""A paper's figure, reproduced: its runs, which may take several sittings, its picture, and its verdict."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from quafl.record import plots, verdicts
+from quafl.record.files import write_atomically
+from quafl.record.summary import Curve, final, megabytes, read_curve, time_to_target, zero_step_share
+from quafl.run.folders import RunFolder
+from quafl.settings import Claim, Order, Reproduction
+
+PICTURE, VERDICT = "figure.png", "verdict.json"
+
+
+def conclude(wanted: Reproduction, out: Path, folders: Sequence[RunFolder], command: str) -> dict[str, Any]:
+    """Draw the figure and judge its claims; both are written, and what the verdict says is given back."""
+    curves = {folder.settings.label: read_curve(folder.path) for folder in folders}
+    figure = wanted.figure
+    goal = next(iter(curves.values())).target if figure.metric == "accuracy" else None
+    picture = plots.draw(
+        list(curves.values()),
+        plots.AXES[figure.axis],
+        plots.column(figure.metric),
+        goal=goal,
+        log=figure.metric.endswith("loss"),
+    )
+    with write_atomically(out / PICTURE, "wb") as stream:
+        plots.to_png(picture, stream)
+    claims = [{"claim": claim.text, **_judged(claim, curves)} for claim in figure.claims]
+    words = {claim["verdict"] for claim in claims}
+    result = {
+        "figure": wanted.name,
+        "quick": wanted.smaller,
+        "verdict": "does not hold" if "does not hold" in words else "holds" if words == {"holds"} else "undecided",
+        "claims": claims,
+        "curves": {label: _numbers(curve) for label, curve in curves.items()},
+        "command": command,
+        "made with": next(iter(curves.values())).versions,
+    }
+    with write_atomically(out / VERDICT) as stream:
+        json.dump(result, stream, indent=2)
+    return result
+
+
+def _judged(claim: Claim, curves: dict[str, Curve]) -> dict[str, Any]:
+    chosen = [curves[label] for label in claim.curves]
+    common = {"measure": claim.measure, "axis": claim.axis, "metric": claim.metric}
+    if isinstance(claim, Order):
+        verdict = verdicts.order(chosen, margin=claim.margin, **common)
+    else:
+        verdict = verdicts.level(chosen, value=claim.value, within=claim.within, **common)
+    return {"verdict": verdict.verdict, "findings": [finding._asdict() for finding in verdict.findings]}
+
+
+def _numbers(curve: Curve) -> dict[str, Any]:
+    """What one asks of a curve, mean ± standard deviation over seeds."""
+    return {
+        "seeds": sorted(curve.seeds),
+        f"final {curve.metric}": final(curve, curve.metric).show("{:.4f}"),
+        f"time to {curve.target:g}": time_to_target(curve).show("{:.0f}"),
+        "seeds at the target": len(time_to_target(curve).values),
+        "megabytes": megabytes(curve).show("{:.1f}"),
+        "zero-step contacts": zero_step_share(curve).show("{:.1%}"),
+        "messages refined": final(curve, "refined").show("{:.0f}"),
+        "local steps": final(curve, "local_steps").show("{:.0f}"),
+    }

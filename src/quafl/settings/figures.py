@@ -1,0 +1,134 @@
+"""The figures of a paper: what is run for each, and what is claimed of it, said before anything runs."""
+
+from collections.abc import Sequence
+from typing import Annotated, Literal, NamedTuple, Self, TypeAlias
+
+from pydantic import Field, model_validator
+
+from quafl.core.randomness import Generators
+from quafl.settings.base import NotNegative, Raw, Section
+from quafl.settings.curve import Settings
+from quafl.settings.reading import SettingsError, checked, curves_of, merged, preset_names, read_preset
+from quafl.sim import codecs_for
+
+PAPER = "paper"  # the folder of the presets
+Axis: TypeAlias = Literal["time", "rounds", "local steps", "megabytes"]
+
+
+class Order(Section):
+    """That curves come in this order, the best first."""
+
+    kind: Literal["order"]
+    text: str
+    curves: list[str] = Field(min_length=2)
+    measure: Literal["to target", "area", "end", "rise"] = "to target"
+    axis: Axis = "time"
+    metric: str = "accuracy"
+    margin: NotNegative = 0.0  # by which one may be worse than the next and still be no worse
+
+
+class Level(Section):
+    """That something is about so much for each of the curves; `within` is how far off it may be."""
+
+    kind: Literal["level"]
+    text: str
+    curves: list[str] = Field(min_length=1)
+    measure: Literal["end", "zero-step share", "deviation"] = "end"
+    axis: Axis = "time"
+    metric: str = "accuracy"
+    value: float
+    within: NotNegative
+
+
+Claim: TypeAlias = Annotated[Order | Level, Field(discriminator="kind")]
+
+
+class Figure(Section):
+    """A figure: where it is in the paper, what it shows, and what is claimed of it."""
+
+    number: int  # in the order of the paper
+    part: Literal["main", "appendix", "beyond"]
+    setting: str
+    axis: Axis = "time"
+    metric: str = "accuracy"
+    of: str | None = None  # the figure whose runs it shows in another way
+    instead_of: str | None = None  # the figure whose data cannot be had by everybody
+    claims: list[Claim] = Field(min_length=1)
+
+
+class Tuning(Section):
+    """The learning rates that are tried; FedBuff tries as many pairs of a learning rate and a server's."""
+
+    lr: list[float] = Field(min_length=1)
+    fedbuff_lr: list[float] = Field(min_length=1)
+    server_lr: list[float] = Field(min_length=1)
+    seeds: list[int] = Field(default=[100], min_length=1)
+
+    @model_validator(mode="after")
+    def _same_size(self) -> Self:
+        if len(self.lr) != len(self.fedbuff_lr) * len(self.server_lr):
+            raise ValueError(
+                f"tuning tries {len(self.lr)} learning rates, and {len(self.fedbuff_lr)}·{len(self.server_lr)} pairs "
+                f"for FedBuff; every algorithm must be given equally many"
+            )
+        return self
+
+
+class Reproduction(NamedTuple):
+    """A figure, and the curves that are run for it."""
+
+    name: str
+    figure: Figure
+    curves: list[Settings]
+    tuning: Tuning
+    smaller: str | None  # what a quick run is made smaller by
+
+
+def figures() -> list[str]:
+    """The names of all figures, in the order of the paper."""
+    return sorted(preset_names(PAPER), key=lambda name: int(_read(name)["figure"]["number"]))
+
+
+def load_figure(name: str, overrides: Sequence[str] = (), *, quick: bool = False) -> Reproduction:
+    """A figure by its label in the paper; `quick` makes it small enough to be tried out."""
+    if name not in preset_names(PAPER):
+        raise SettingsError(f"there is no figure {name!r}; choose from {', '.join(figures())}, or all")
+    raw = _read(name)
+    figure = checked(Figure, raw.pop("figure"), f" (in [figure] of {name})")
+    tuning = checked(Tuning, raw.pop("tuning"), f" (in [tuning] of {name})")
+    small: Raw = raw.pop("quick")
+    smaller = small.pop("smaller")
+    curves = curves_of(raw, overrides, small if quick else {})
+    labels = [curve.label for curve in curves]
+    for claim in figure.claims:
+        unknown = next((label for label in claim.curves if label not in labels), None)
+        if unknown is not None:
+            raise SettingsError(f"{name} claims something of {unknown!r}, which is none of {', '.join(labels)}")
+    return Reproduction(name, figure, curves, tuning, smaller if quick else None)
+
+
+def local_steps(curve: Settings) -> float:
+    """About how many a seed of the curve takes."""
+    world, algorithm, clients = curve.clients.build(), curve.algorithm.build(), curve.clients.count
+    speeds = world.speeds(clients, Generators(0), curve.run.until)
+    exchange = world.link(clients, codecs_for(algorithm, curve.codec.build())).latency
+    most = algorithm.budget(speeds.relative()).double()
+    if algorithm.answers == "at once":
+        each = speeds.expected_steps(algorithm.sampled / clients, exchange + algorithm.wait, int(most.max()))
+        return float(curve.run.until / (exchange + algorithm.wait) * algorithm.sampled * each.mean())
+    alone = most / speeds.rates.values[:, 0]  # how long a client takes
+    if curve.algorithm.name == "fedbuff":
+        return float((curve.run.until / (alone + exchange) * most).sum())
+    return float(curve.run.until / (alone.max() + exchange) * algorithm.sampled * most.mean())
+
+
+def _read(name: str) -> Raw:
+    """A figure's file, laid over the one that it extends and, if it shows the runs of another figure, over that."""
+    raw = read_preset(PAPER, name)
+    below: Raw = {}
+    if "extends" in raw:
+        below = read_preset(f"{PAPER}/common", raw.pop("extends"))
+    other = raw["figure"].get("of")
+    if other is not None:
+        below = {key: value for key, value in _read(other).items() if key != "figure"}
+    return merged(below, raw)
