@@ -198,13 +198,7 @@ def _reproduce(wanted: Reproduction, out: Path, jobs: int | None, command: str) 
     if wanted.smaller:
         console.print(f"quick: {wanted.smaller}. Its verdict says nothing about the paper.", markup=False)
     folders = runner.accumulate(wanted.curves, runs)
-    try:
-        with _progress() as progress:
-            bars = _Bars(progress, folders)
-            troubles = runner.run(folders, processes=jobs, on_news=bars)
-            bars.finish()
-    except runner.Interrupted as stopped:
-        _complain("interrupted; the same command goes on where it was", code=stopped.code)
+    troubles = _accumulate(folders, jobs)
     place.mkdir(parents=True, exist_ok=True)
     result = runner.conclude(wanted, place, folders, command)
     for claim in result["claims"]:
@@ -218,6 +212,49 @@ def _reproduce(wanted: Reproduction, out: Path, jobs: int | None, command: str) 
     _conclude([read_curve(folder.path) for folder in folders], place / REPORT)
     for trouble in troubles:
         console.print(trouble, style="yellow", markup=False)
+
+
+def _accumulate(folders: list[runner.RunFolder], jobs: int | None) -> list[str]:
+    """What is left to do of them."""
+    try:
+        with _progress() as progress:
+            bars = _Bars(progress, folders)
+            troubles = runner.run(folders, processes=jobs, on_news=bars)
+            bars.finish()
+    except runner.Interrupted as stopped:
+        _complain("interrupted; the same command goes on where it was", code=stopped.code)
+    return troubles
+
+
+@app.command()
+def tune(
+    name: Annotated[str, typer.Argument(metavar="ID", help="A figure's label in the paper.")],
+    quick: Annotated[bool, typer.Option(help="Of the small version.")] = False,
+    device: Annotated[str | None, typer.Option(help="Where to compute: cpu, cuda, cuda:1.")] = None,
+    out: Annotated[
+        Path, typer.Option(help="Folder for the results, one in it for each figure.", file_okay=False)
+    ] = Path("runs/tune"),
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of every curve.")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option("-j", "--jobs", min=1, help="Processes; by default one per core, or per GPU.")
+    ] = None,
+) -> None:
+    """Try learning rates for a figure: as many for each algorithm, judged on a part of the training set."""
+    with _one_sentence():
+        wanted = load_figure(name, [*(set_ or []), *([f"run.device={device}"] if device else [])], quick=quick)
+        place = out / ("quick" if quick else "") / name
+        folders = runner.accumulate(runner.grid(wanted), place / "curves")
+        for trouble in _accumulate(folders, jobs):
+            console.print(trouble, style="yellow", markup=False)
+        lines = runner.choose(folders, place)
+        table = Table(title="Chosen on the validation split", box=box.SIMPLE_HEAD, pad_edge=False)
+        for heading in lines[0]:
+            table.add_column(heading.replace("_", " "), no_wrap=True)
+        for line in lines:
+            table.add_row(*map(escape, line.values()), style="bold" if line["chosen"] else "")
+        console.print(table)
 
 
 def _chosen(curves: list[Settings], only: list[str] | None) -> list[Settings]:

@@ -4,6 +4,7 @@ from quafl.run.figures import conclude
 from quafl.run.folders import RunError, RunFolder, accumulate, prepare, reopen, trained_model, versions
 from quafl.run.jobs import Job, News
 from quafl.run.pool import Interrupted, run
+from quafl.run.tuning import choose, grid
 
 __all__ = [
     "Interrupted",
@@ -12,7 +13,9 @@ __all__ = [
     "RunError",
     "RunFolder",
     "accumulate",
+    "choose",
     "conclude",
+    "grid",
     "prepare",
     "reopen",
     "run",
