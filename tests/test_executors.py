@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from quafl.codec import QSGD
 from quafl.core.client import newcomer
 from quafl.core.optim import adam, momentum, sgd
 from quafl.core.seams import Algorithm, ClientState, Codec, Optimizer
-from quafl.sim.executors import Choice, Executor, Name
+from quafl.sim.executors import Choice, Executor, Name, layers
 from quafl.sim.executors.lanes import share_out
 from quafl.sim.executors.layers import STACKED, Layers
 from quafl.tasks import Quadratic, Supervised, digits, partition
@@ -45,6 +46,19 @@ class Tied(nn.Module):
         return self.frozen(self.dropout(self.twice(x).relu()))
 
 
+class Viewed(nn.Module):
+    """Convolutions called by hand, and what comes out of them taken for a view of something flat."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(1, 3, 3, bias=False), nn.Conv2d(3, 4, 2)
+        self.last = nn.Linear(100, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = functional.conv2d(input=x.view(-1, 1, 8, 8), weight=self.first.weight, stride=(1,)).relu()
+        return self.last(self.second(x).view(len(x), -1))  # type: ignore[no-any-return]  # torch's modules return Any
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "dense": lambda: nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10)),
     "dropout": lambda: nn.Sequential(nn.Linear(64, 16), nn.Dropout(0.5), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 10)),
@@ -56,6 +70,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
         *(nn.Flatten(), nn.LayerNorm(16), nn.Linear(16, 10)),
     ),
     "tied": Tied,
+    "viewed": Viewed,
 }
 OPTIMIZERS: dict[str, Callable[[], Optimizer]] = {
     "sgd": lambda: sgd(0.1),
@@ -67,7 +82,7 @@ OPTIMIZERS: dict[str, Callable[[], Optimizer]] = {
 
 def choice(task: Any, optimizer: Optimizer, clients: int, sampled: int) -> Choice:
     someone = newcomer(*task.initial(), optimizer)
-    return Choice(task, optimizer, someone, sampled=sampled, typical=torch.full((clients,), 4))
+    return Choice(task, optimizer, someone, clients=clients, sampled=sampled, typical=lambda: torch.full((clients,), 4))
 
 
 def network(make: Callable[[], nn.Module], clients: int = 6, **settings: Any) -> Supervised:
@@ -268,7 +283,11 @@ def test_every_step_is_taken_once_and_in_order(counts: list[int], width: int) ->
 @pytest.mark.parametrize("kernel", [1, 3, (3, 2)])
 @pytest.mark.parametrize("stride", [1, 2, (1, 2)])
 @pytest.mark.parametrize("padding", [0, 1, (2, 0)])
-def test_convolutions_of_a_stack_are_those_of_each(kernel: Any, stride: Any, padding: Any) -> None:
+@pytest.mark.parametrize("places", [1, 100, 1000])
+def test_convolutions_of_a_stack_are_those_of_each(
+    kernel: Any, stride: Any, padding: Any, places: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layers, "PART", places)  # one picture at a time, some, or all
     generator = torch.Generator().manual_seed(0)
     layer = nn.Conv2d(2, 5, kernel)
     pictures, weights, bias = (
@@ -314,6 +333,19 @@ def test_clients_that_are_asked_one_by_one_are_trained_together() -> None:
     assert len(list(run)) > 10
     assert together[0] == 20
     assert sum(together) / len(together) > 5
+
+
+def test_a_stack_is_as_wide_as_the_work_is() -> None:
+    task = network(MODELS["dense"])
+    uneven = choice(task, sgd(0.1), clients=6, sampled=6)
+    assert uneven.make("vectorised").name == "vectorised by 6"
+    assert (
+        replace(uneven, typical=lambda: torch.tensor([10, 1, 2, 7, 5, 5])).make("vectorised").name == "vectorised by 3"
+    )
+    assert (
+        replace(uneven, typical=lambda: torch.tensor([50, 0, 0, 1, 0, 0])).make("vectorised").name == "vectorised by 2"
+    )
+    assert replace(uneven, typical=lambda: torch.zeros(6, dtype=torch.int64)).make("vectorised").name.startswith("vec")
 
 
 def test_a_single_client_at_a_time_needs_no_stack() -> None:

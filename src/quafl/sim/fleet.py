@@ -38,6 +38,7 @@ from quafl.sim.traffic import Sent, Traffic, Trip
 _log = logging.getLogger(__name__)
 # Coordinates: clients are contacted in groups whose models stay in a processor's cache, or in a fraction of a GPU.
 TOGETHER = defaultdict(lambda: 2**20, cuda=2**28)
+GOLDEN = (5**0.5 - 1) / 2  # its multiples are spread evenly, however many there are
 _CERTAIN = 2**40  # contacts behind a mean that one more does not change
 
 
@@ -107,12 +108,17 @@ class SimulatedFleet:
         self._bearable = min(self.size, 4 * algorithm.sampled)
         self._silence = 0.0  # when all who were asked last would have answered, if nothing had been lost
         self._together = max(1, TOGETHER[somebody.base.device.type] // max(len(somebody.base), 1))
-        typical = budget
-        if algorithm.answers == "at once":
-            chance, round_time = algorithm.sampled / self.size, link.latency + algorithm.wait
-            typical = speeds.expected_steps(chance, round_time, int(budget.max()))
+
+        def typical() -> Counts:
+            round_time = link.latency + algorithm.wait
+            if algorithm.answers == "when done" or not round_time:
+                return budget
+            expected = speeds.expected_steps(algorithm.sampled / self.size, round_time, int(budget.max()))
+            spread = 2 * (torch.arange(self.size) * GOLDEN % 1)  # from none to twice as many, as waiting times are
+            return (expected * spread).round().long().minimum(budget)
+
         sampled = min(algorithm.sampled, self._together)
-        self.execute = Choice(task, optimizer, somebody, sampled, typical).make(executor)
+        self.execute = Choice(task, optimizer, somebody, self.size, sampled, typical).make(executor)
         self._silent = _no_answer(self._store[torch.empty(0, dtype=torch.int64)], codecs)
         self._reply_bytes = _no_answer(self._store[torch.zeros(1, dtype=torch.int64)], codecs).packet.nbytes
         self._optimizer, self._algorithm, self._codecs = optimizer, algorithm, codecs
@@ -227,14 +233,15 @@ class SimulatedFleet:
         when nobody is there at all, the server waits until somebody is."""
         deadline = self._clock.now() + within
         arrived: list[Trip] = []
-        said: dict[int, list[_Saying | None]] = {}
+        said: dict[int, list[_Saying]] = {}
         while len(arrived) < count and (trip := self._traffic.next(deadline)) is not None:
             if not trip.sent.computed:
                 self._compute()
                 continue
             if id(trip.sent) not in said:
-                said[id(trip.sent)] = _sayings(trip.sent)
-            if self._counted(trip, said[id(trip.sent)][trip.row], since):
+                said[id(trip.sent)] = _sayings(trip.sent) if count > 1 else []
+            all_said = said[id(trip.sent)]
+            if self._counted(trip, all_said[trip.row] if all_said else _saying(trip.sent, trip.row), since):
                 arrived.append(trip)
         if arrived:
             self._clock.sleep_until(arrived[-1].when)
@@ -242,10 +249,8 @@ class SimulatedFleet:
             self._clock.sleep_until(deadline if deadline < inf else self._end_of_waiting())
         return self._replies(arrived)
 
-    def _counted(self, trip: Trip, said: _Saying | None, since: int) -> bool:
+    def _counted(self, trip: Trip, said: _Saying, since: int) -> bool:
         """Whether an answer that has arrived counts, or was too late, and so is lost."""
-        if said is None:
-            return False
         self.totals.up += said.octets
         if self._traffic.is_void(trip) or said.round < since:
             self.totals.lost += 1
@@ -333,14 +338,19 @@ class SimulatedFleet:
         return first.sender[chosen], first.answer[chosen]
 
 
-def _sayings(sent: Sent) -> list[_Saying | None]:
+def _sayings(sent: Sent) -> list[_Saying]:
     """Of each of the answers."""
-    answer = sent.answer
-    if answer is None:
-        return [None] * len(sent.ready)
-    octets = answer.packet.nbytes // len(answer.steps)
-    rows = zip(sent.silent.tolist(), answer.round.tolist(), answer.steps.tolist(), strict=True)
-    return [None if silent else _Saying(octets, asked, steps) for silent, asked, steps in rows]
+    assert sent.answer is not None  # it has arrived
+    octets = sent.answer.packet.nbytes // len(sent.answer.steps)
+    rows = zip(sent.answer.round.tolist(), sent.answer.steps.tolist(), strict=True)
+    return [_Saying(octets, asked, steps) for asked, steps in rows]
+
+
+def _saying(sent: Sent, row: int) -> _Saying:
+    """Of one of them."""
+    assert sent.answer is not None  # it has arrived
+    octets = sent.answer.packet.nbytes // len(sent.answer.steps)
+    return _Saying(octets, int(sent.answer.round[row]), int(sent.answer.steps[row]))
 
 
 def _no_answer(nobody: ClientState, codecs: Codecs) -> Answer:

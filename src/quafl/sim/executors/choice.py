@@ -2,6 +2,7 @@
 
 import json
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
@@ -51,13 +52,15 @@ class Executor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Executors for a task of whose clients `sampled` are contacted at a time, and take `typical` numbers of steps."""
+    """Executors for a task with that many clients, of whom `sampled` are contacted at a time; `typical` says how many
+    steps each may then have to take."""
 
     task: Task
     optimizer: Optimizer
     newcomer: ClientState
+    clients: int
     sampled: int
-    typical: Tensor
+    typical: Callable[[], Counts]
 
     def make(self, name: str) -> Executor:
         """One of a `Name`, or the very one that had this name before. What cannot be executed as asked is executed one
@@ -85,16 +88,16 @@ class Choice:
 
     def _whole(self, task: Together) -> Ids:
         """Clients that have whole batches."""
-        return task.same_shape(torch.arange(len(self.typical))).nonzero().squeeze(-1)
+        return task.same_shape(torch.arange(self.clients)).nonzero().squeeze(-1)
 
     def _group_sizes(self, name: str) -> dict[str, int]:
         """Of the executors of that name."""
         label, _, size = name.rpartition(" ")
         if label == "vectorised by" and size.isdigit():
             return {name: int(size)}
-        working = self.typical[self.typical > 0].double()
-        busy = float(working.mean() / working.max()) if len(working) else 1.0  # lanes are for those with the most steps
-        width = min(ceil(self.sampled * busy), MOST_VECTORISED)
+        typical = self.typical().double()
+        busy = float(typical.mean() / typical.max().clamp(min=1))  # those with the most steps need a lane each
+        width = min(max(ceil(self.sampled * busy), 2), self.sampled, MOST_VECTORISED)
         vectorised = {f"vectorised by {width}": width} if width > 1 else {"graph": 1}
         return {"auto": {**vectorised, "graph": 1}, "graph": {"graph": 1}, "vectorised": vectorised}.get(name, {})
 
@@ -120,14 +123,15 @@ class Choice:
     def _fastest(self, sizes: dict[str, int], task: Together) -> Executor:
         key = self._key(sizes, task)
         known = _remembered().get(key)
+        made: list[Executor] = []
+        why: list[Unsuitable] = []
         if known in sizes:
-            sizes = {known: sizes[known]} | sizes
             try:
                 return self._lanes(known, sizes[known], task)
             except Unsuitable as error:
                 _log.info("%s: %s", known, error)
-        made: list[Executor] = []
-        why: list[Unsuitable] = []
+                why.append(error)
+                sizes = {label: size for label, size in sizes.items() if label != known}
         for label, size in sizes.items():
             try:
                 made.append(self._lanes(label, size, task))
@@ -147,7 +151,7 @@ class Choice:
         """Local steps a second of some of the clients, warmed up."""
         here = self.newcomer.base.device
         some = ids[torch.linspace(0, len(ids) - 1, self.sampled).round().long()]
-        steps = self.typical[some].ceil().long()
+        steps = self.typical()[some].clamp(min=1)
         self._run(executor, some, steps)
         torch.cuda.synchronize(here)
         began = perf_counter()

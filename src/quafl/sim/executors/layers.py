@@ -35,15 +35,22 @@ class Layers(TorchFunctionMode):
         return function(*args, **(kwargs or {})) if result is NotImplemented else result
 
 
-def _channels_last(x: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Any:
-    if x.ndim != 4 or not torch.is_autocast_enabled(x.device.type):
+def _channels_last(input: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Any:
+    if input.ndim != 4 or input.device.type != "cuda" or not torch.is_autocast_enabled("cuda"):
         return NotImplemented
-    x, weight = (tensor.contiguous(memory_format=torch.channels_last) for tensor in (x, weight))
+    x, weight = (tensor.contiguous(memory_format=torch.channels_last) for tensor in (input, weight))
     return torch.conv2d(x, weight, *args, **kwargs)
 
 
+def _reshape(x: Tensor, *shape: Any, **dtype: Any) -> Any:
+    """What a model may take for a view need not be one here."""
+    if dtype or any(isinstance(part, torch.dtype) for part in shape):
+        return NotImplemented
+    return x.reshape(*shape)
+
+
 def _product(
-    x: Tensor,
+    input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
     stride: Any = 1,
@@ -53,8 +60,10 @@ def _product(
 ) -> Any:
     """The weights times what lies under the kernel, for all its places, some pictures at a time: the gradient of the
     weights is a sum over very many places, whose parts are products side by side."""
-    if groups != 1 or x.ndim != 4 or isinstance(padding, str) or _pair(dilation) != (1, 1):
+    plain = groups == 1 and input.ndim == 4 and not isinstance(padding, str)
+    if not plain or {len(_pair(stride)), len(_pair(padding))} != {2} or set(_pair(dilation)) != {1}:
         return NotImplemented
+    x = input
     if torch.is_autocast_enabled(x.device.type):
         x, weight = (tensor.to(torch.get_autocast_dtype(x.device.type)) for tensor in (x, weight))
     across, down = _pair(padding)[::-1]
@@ -158,5 +167,10 @@ def _batch_norm(
     return (result if bias is None else result + bias.view(shape)).to(x.dtype)
 
 
-STACKED: Forms = {torch.conv2d: _product, functional.conv2d: _product, functional.batch_norm: _batch_norm}
-SINGLE: Forms = {torch.conv2d: _channels_last, functional.conv2d: _channels_last}
+STACKED: Forms = {
+    torch.conv2d: _product,
+    functional.conv2d: _product,
+    functional.batch_norm: _batch_norm,
+    Tensor.view: _reshape,
+}
+SINGLE: Forms = {torch.conv2d: _channels_last, functional.conv2d: _channels_last, Tensor.view: _reshape}
