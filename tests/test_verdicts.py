@@ -1,48 +1,10 @@
 """What recorded curves say about a claim, on curves made up for it."""
 
-from collections.abc import Callable, Sequence
-
 import numpy as np
 import pytest
+from made_up import curve, rising
 
 from quafl.record import verdicts
-from quafl.record.rows import Row
-from quafl.record.summary import Curve
-
-TIMES = np.linspace(0, 100, 51)
-
-
-def curve(
-    label: str, accuracy: Callable[[float, int], float], seeds: Sequence[int] = range(5), until: float = 100.0
-) -> Curve:
-    """Accuracy as a function of time and seed; a round takes two time units, and sends a megabyte."""
-    rows: dict[int, list[Row]] = {
-        seed: [
-            {
-                "seed": seed,
-                "time": time,
-                "round": time / 2,
-                "local_steps": 10 * time,
-                "bytes_up": 500_000 * time,
-                "bytes_down": 500_000 * time,
-                "contacts": time,
-                "zero_step_contacts": time / 4,
-                "accuracy": accuracy(time, seed),
-                "loss": 1 - accuracy(time, seed),
-            }
-            for time in TIMES
-            if time <= until
-        ]
-        for seed in seeds
-    }
-    run = {"target": 0.8, "metric": "accuracy", "lower_is_better": False, "seeds": list(seeds)}
-    return Curve(label, rows, {"run": run, "clients": {}}, {})
-
-
-def rising(speed: float, noise: float = 0.0) -> Callable[[float, int], float]:
-    """Towards 1; each seed's speed is a little different, as the seed says."""
-    return lambda time, seed: 1 - np.exp(-time * speed * (1 + noise * (seed % 3 - 1)))
-
 
 FAST, SLOW = curve("fast", rising(0.2, 0.1)), curve("slow", rising(0.05, 0.1))
 NOISY = curve("noisy", rising(0.2, 0.6))
@@ -117,6 +79,18 @@ def test_curves_are_compared_as_far_as_both_go() -> None:
         1
     ]
     assert found.mean == pytest.approx(0, abs=1e-9)
+
+
+def test_a_model_stands_until_the_end_of_the_run() -> None:
+    """Whoever has no round that ends in time is judged by the last one, not by an earlier end."""
+    early = curve("early", rising(0.1, 0.1), until=60)
+    early.settings["run"]["until"] = 100.0
+    claim = {"measure": "end", "axis": "time", "metric": "accuracy"}
+    assert verdicts.order([curve("late", rising(0.1, 0.1)), early], **claim).verdict == "holds"
+    never = curve("never", lambda time, seed: 0.5, until=60)
+    never.settings["run"]["until"] = 100.0
+    (found,) = verdicts.order([FAST, never], measure="to target", axis="time", metric="accuracy").findings
+    assert found.mean > 80
 
 
 def test_spikes_are_rises_after_the_beginning() -> None:

@@ -197,6 +197,9 @@ def _reproduce(wanted: Reproduction, out: Path, jobs: int | None, command: str) 
     console.print(f"{wanted.name}: {wanted.figure.setting}", style="bold", markup=False)
     if wanted.smaller:
         console.print(f"quick: {wanted.smaller}. Its verdict says nothing about the paper.", markup=False)
+    if wanted.cells:
+        _map(wanted, place, jobs, command)
+        return
     folders = runner.accumulate(wanted.curves, runs)
     troubles = _accumulate(folders, jobs)
     place.mkdir(parents=True, exist_ok=True)
@@ -212,6 +215,22 @@ def _reproduce(wanted: Reproduction, out: Path, jobs: int | None, command: str) 
     _conclude([read_curve(folder.path) for folder in folders], place / REPORT)
     for trouble in troubles:
         console.print(trouble, style="yellow", markup=False)
+
+
+def _map(wanted: Reproduction, out: Path, jobs: int | None, command: str) -> None:
+    """All cells, one after another."""
+    cells = []
+    for number, cell in enumerate(wanted.cells):
+        where = ", ".join(f"{key} {value}" for key, value in cell.place.items())
+        console.print(f"{number + 1} of {len(wanted.cells)}: {where}", markup=False, highlight=False)
+        cells.append(runner.accumulate(cell.curves, out / "curves" / where.replace(" ", "-").replace(",", "")))
+        for trouble in _accumulate(cells[-1], jobs):
+            console.print(trouble, style="yellow", markup=False)
+    result = runner.conclude_map(wanted, out, cells, command)
+    for first in result["first"]:
+        where = ", ".join(f"{key} {first[key]}" for key in wanted.figure.grid)
+        console.print(f"{where}: {first['label']}{' (clearly)' if first['clear'] else ''}", markup=False)
+    console.print(f"The map: {out / 'figure.png'}", highlight=False, soft_wrap=True)
 
 
 def _accumulate(folders: list[runner.RunFolder], jobs: int | None) -> list[str]:

@@ -91,7 +91,8 @@ def _panel(axes: Axes, curves: Sequence[Curve], x: Axis, y: Axis, goal: float | 
 def _on_common_grid(curve: Curve, x: Axis, y: Axis) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Each seed's values at the same places, as far as every seed goes."""
     places = [np.array([x.value(row) for row in rows]) for rows in curve.seeds.values()]
-    grid = np.linspace(0, min(place[-1] for place in places), 200)
+    ends = [curve.end(rows) if x is SIMULATED_TIME else x.value(rows[-1]) for rows in curve.seeds.values()]
+    grid = np.linspace(0, min(ends), 200)
     values = [
         np.interp(grid, place, [y.value(row) for row in rows])
         for place, rows in zip(places, curve.seeds.values(), strict=True)

@@ -56,6 +56,11 @@ class Curve:
         """Seeds that the settings ask for; fewer are here when the run was interrupted."""
         return len(self.settings["run"].get("seeds", [0]))
 
+    def end(self, rows: list[Row]) -> float:
+        """Until when a seed's last evaluation stands: no later round has ended by the end of the run."""
+        last = rows[-1]["time"]
+        return last if self.real else float(self.settings["run"].get("until", last))
+
     def at_target(self, row: Row) -> bool:
         """Whether an evaluation is as good as the target."""
         value = row[self.metric]

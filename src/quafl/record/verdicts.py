@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from quafl.record.plots import AXES
+from quafl.record.rows import Row
 from quafl.record.summary import Curve, zero_step_shares
 
 Word: TypeAlias = Literal["holds", "does not hold", "undecided"]
@@ -114,14 +115,19 @@ def _measured(curve: Curve, measure: str, axis: str, metric: str, end: float) ->
 
 def _common_end(curves: Sequence[Curve], axis: str) -> float:
     """How far every seed of every curve goes."""
-    return min(AXES[axis].value(rows[-1]) for curve in curves for rows in curve.seeds.values())
+    return min(_end(curve, axis, rows) for curve in curves for rows in curve.seeds.values())
+
+
+def _end(curve: Curve, axis: str, rows: list[Row]) -> float:
+    return curve.end(rows) if axis == "time" else AXES[axis].value(rows[-1])
 
 
 def _reached(curve: Curve, axis: str, seed: int) -> float:
     """Where a seed first evaluated at the target; one that never did counts as if it had at its end, which is the
     least that can be said."""
     rows = curve.seeds[seed]
-    return AXES[axis].value(next((row for row in rows if curve.at_target(row)), rows[-1]))
+    first = next((row for row in rows if curve.at_target(row)), None)
+    return _end(curve, axis, rows) if first is None else AXES[axis].value(first)
 
 
 def _area(places: _Points, values: _Points, end: float) -> float:

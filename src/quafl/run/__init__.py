@@ -1,6 +1,6 @@
 """The runner: every (curve, seed) of an experiment, over processes, into run folders; left and taken up again."""
 
-from quafl.run.figures import conclude
+from quafl.run.figures import conclude, conclude_map
 from quafl.run.folders import RunError, RunFolder, accumulate, prepare, reopen, trained_model, versions
 from quafl.run.jobs import Job, News
 from quafl.run.pool import Interrupted, run
@@ -15,6 +15,7 @@ __all__ = [
     "accumulate",
     "choose",
     "conclude",
+    "conclude_map",
     "grid",
     "prepare",
     "reopen",

@@ -1,17 +1,18 @@
 """A paper's figure, reproduced: its runs, which may take several sittings, its picture, and its verdict."""
 
+import csv
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from quafl.record import plots, verdicts
+from quafl.record import maps, plots, verdicts
 from quafl.record.files import write_atomically
 from quafl.record.summary import Curve, final, megabytes, read_curve, time_to_target, zero_step_share
 from quafl.run.folders import RunFolder
 from quafl.settings import Claim, Order, Reproduction
 
-PICTURE, VERDICT = "figure.png", "verdict.json"
+PICTURE, VERDICT, TABLE = "figure.png", "verdict.json", "map.csv"
 
 
 def conclude(wanted: Reproduction, out: Path, folders: Sequence[RunFolder], command: str) -> dict[str, Any]:
@@ -38,6 +39,31 @@ def conclude(wanted: Reproduction, out: Path, folders: Sequence[RunFolder], comm
         "curves": {label: _numbers(curve) for label, curve in curves.items()},
         "command": command,
         "made with": next(iter(curves.values())).versions,
+    }
+    with write_atomically(out / VERDICT) as stream:
+        json.dump(result, stream, indent=2)
+    return result
+
+
+def conclude_map(wanted: Reproduction, out: Path, cells: Sequence[list[RunFolder]], command: str) -> dict[str, Any]:
+    """Draw who is first where, and write how long each algorithm takes in every cell."""
+    firsts, table = [], []
+    for cell, folders in zip(wanted.cells, cells, strict=True):
+        curves = [read_curve(folder.path) for folder in folders]
+        firsts.append(maps.first(curves))
+        table += [{**cell.place, **line} for line in maps.lines(curves)]
+    with write_atomically(out / TABLE) as stream:
+        writer = csv.DictWriter(stream, list(table[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(table)
+    with write_atomically(out / PICTURE, "wb") as stream:
+        plots.to_png(maps.draw(wanted.figure.grid, firsts), stream)
+    result = {
+        "figure": wanted.name,
+        "quick": wanted.smaller,
+        "first": [{**cell.place, **first._asdict()} for cell, first in zip(wanted.cells, firsts, strict=True)],
+        "command": command,
+        "made with": read_curve(cells[0][0].path).versions,
     }
     with write_atomically(out / VERDICT) as stream:
         json.dump(result, stream, indent=2)

@@ -1,7 +1,10 @@
 """The figures of a paper: what is run for each, and what is claimed of it, said before anything runs."""
 
+import json
 from collections.abc import Sequence
-from typing import Annotated, Literal, NamedTuple, Self, TypeAlias
+from copy import deepcopy
+from itertools import product
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
@@ -53,7 +56,8 @@ class Figure(Section):
     metric: str = "accuracy"
     of: str | None = None  # the figure whose runs it shows in another way
     instead_of: str | None = None  # the figure whose data cannot be had by everybody
-    claims: list[Claim] = Field(min_length=1)
+    claims: list[Claim] = Field(default=[])
+    grid: dict[str, list[Any]] = Field(default={})  # settings, and the values of each: a map of who is first where
 
 
 class Tuning(Section):
@@ -74,12 +78,20 @@ class Tuning(Section):
         return self
 
 
+class Cell(NamedTuple):
+    """A place of a map, and the curves that are run for it."""
+
+    place: dict[str, Any]
+    curves: list[Settings]
+
+
 class Reproduction(NamedTuple):
-    """A figure, and the curves that are run for it."""
+    """A figure, and the curves that are run for it: for a map, those that its cells begin from."""
 
     name: str
     figure: Figure
     curves: list[Settings]
+    cells: list[Cell]
     tuning: Tuning
     smaller: str | None  # what a quick run is made smaller by
 
@@ -98,13 +110,19 @@ def load_figure(name: str, overrides: Sequence[str] = (), *, quick: bool = False
     tuning = checked(Tuning, raw.pop("tuning"), f" (in [tuning] of {name})")
     small: Raw = raw.pop("quick")
     smaller = small.pop("smaller")
-    curves = curves_of(raw, overrides, small if quick else {})
+    over = small if quick else {}
+    curves = curves_of(deepcopy(raw), overrides, deepcopy(over))
+    cells = []
+    for values in product(*figure.grid.values()) if figure.grid else ():
+        place = dict(zip(figure.grid, values, strict=True))
+        changes = [*overrides, *(f"{key}={json.dumps(value)}" for key, value in place.items())]
+        cells.append(Cell(place, curves_of(deepcopy(raw), changes, deepcopy(over))))
     labels = [curve.label for curve in curves]
     for claim in figure.claims:
         unknown = next((label for label in claim.curves if label not in labels), None)
         if unknown is not None:
             raise SettingsError(f"{name} claims something of {unknown!r}, which is none of {', '.join(labels)}")
-    return Reproduction(name, figure, curves, tuning, smaller if quick else None)
+    return Reproduction(name, figure, curves, cells, tuning, smaller if quick else None)
 
 
 def local_steps(curve: Settings) -> float:

@@ -1,0 +1,42 @@
+"""Recorded curves, made up."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from quafl.record.rows import Row
+from quafl.record.summary import Curve
+
+TIMES = np.linspace(0, 100, 51)
+
+
+def curve(
+    label: str, accuracy: Callable[[float, int], float], seeds: Sequence[int] = range(5), until: float = 100.0
+) -> Curve:
+    """Accuracy as a function of time and seed; a round takes two time units, and sends a megabyte."""
+    rows: dict[int, list[Row]] = {
+        seed: [
+            {
+                "seed": seed,
+                "time": time,
+                "round": time / 2,
+                "local_steps": 10 * time,
+                "bytes_up": 500_000 * time,
+                "bytes_down": 500_000 * time,
+                "contacts": time,
+                "zero_step_contacts": time / 4,
+                "accuracy": accuracy(time, seed),
+                "loss": 1 - accuracy(time, seed),
+            }
+            for time in TIMES
+            if time <= until
+        ]
+        for seed in seeds
+    }
+    run = {"until": until, "target": 0.8, "metric": "accuracy", "lower_is_better": False, "seeds": list(seeds)}
+    return Curve(label, rows, {"run": run, "clients": {}}, {})
+
+
+def rising(speed: float, noise: float = 0.0) -> Callable[[float, int], float]:
+    """Towards 1; each seed's speed is a little different, as the seed says."""
+    return lambda time, seed: 1 - np.exp(-time * speed * (1 + noise * (seed % 3 - 1)))
