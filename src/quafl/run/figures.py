@@ -36,7 +36,10 @@ def conclude(wanted: Reproduction, out: Path, folders: Sequence[RunFolder], comm
         "quick": wanted.smaller,
         "verdict": "does not hold" if "does not hold" in words else "holds" if words == {"holds"} else "undecided",
         "claims": claims,
-        "curves": {label: _numbers(curve) for label, curve in curves.items()},
+        "curves": {
+            folder.settings.label: {**_numbers(curves[folder.settings.label]), "seconds of each seed": folder.seconds()}
+            for folder in folders
+        },
         "command": command,
         "made with": next(iter(curves.values())).versions,
     }

@@ -21,7 +21,8 @@ from quafl.record.summary import RecordError
 from quafl.run.jobs import Job, Outcome, Which, take_up
 from quafl.settings import Settings, load
 
-SETTINGS, ROWS, VERSIONS, TROUBLES = "settings.toml", "rows.csv", "versions.json", "troubles.json"
+SETTINGS, ROWS, VERSIONS = "settings.toml", "rows.csv", "versions.json"
+TROUBLES, SECONDS = "troubles.json", "seconds.json"
 
 
 class RunError(Exception):
@@ -41,7 +42,7 @@ class RunFolder:
     def begin(self) -> None:
         """Write what is known beforehand, in place of what an earlier run left."""
         self.path.mkdir(parents=True, exist_ok=True)
-        fixed = self.path / ROWS, self.path / TROUBLES
+        fixed = self.path / ROWS, self.path / TROUBLES, self.path / SECONDS
         for old in (*fixed, *self.path.glob("model-seed*"), *self.path.glob("checkpoint-seed*")):
             old.unlink(missing_ok=True)
         self.write_settings()
@@ -75,6 +76,9 @@ class RunFolder:
         if not outcome.computed.items() <= known.items():
             with write_atomically(self.path / VERSIONS) as stream:
                 json.dump(known | outcome.computed, stream, indent=2)
+        spent = {**self.seconds(), str(job.seed): round(outcome.seconds, 1)}
+        with write_atomically(self.path / SECONDS) as stream:
+            json.dump(spent, stream, indent=2)
         if outcome.trouble is not None:
             self.troubles[str(job.seed)] = outcome.trouble
             with write_atomically(self.path / TROUBLES) as stream:
@@ -82,6 +86,12 @@ class RunFolder:
         self.rows[job.seed] = outcome.rows
         write_rows(self.path / ROWS, [row for known in sorted(self.rows) for row in self.rows[known]])
         job.checkpoint.unlink(missing_ok=True)
+
+    def seconds(self) -> dict[str, float]:
+        """What each finished seed has taken, on the wall."""
+        path = self.path / SECONDS
+        found: dict[str, float] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        return found
 
     def model(self, seed: int, which: Which) -> Path:
         """Where a seed's model is kept."""

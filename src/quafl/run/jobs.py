@@ -39,11 +39,12 @@ class Outcome(NamedTuple):
     models: dict[Which, dict[str, Tensor]]
     trouble: str | None  # why it ended before its time
     computed: dict[str, str]  # on what device and how
+    seconds: float  # on the wall, since it was begun or taken up
 
 
 def compute(job: Job, on_news: Callable[[News], None], stopping: Callable[[], bool]) -> Outcome | None:
     """One seed, from its checkpoint if there is one; None if it was stopped, and stands in its checkpoint."""
-    trouble, checkpoint = None, job.checkpoint
+    trouble, checkpoint, began = None, job.checkpoint, monotonic()
     before = checkpoints.load(checkpoint).get("made_with", {}) if checkpoint.exists() else {}
     task, simulation = job.settings.simulation(job.seed, before.get("executor"))
     device, run = simulation.server.model.device, job.settings.run
@@ -60,9 +61,9 @@ def compute(job: Job, on_news: Callable[[News], None], stopping: Callable[[], bo
                 on_news(row)
             stop = stopping()
             if stop or monotonic() > due:
-                began = monotonic()
+                saving = monotonic()
                 checkpoints.save(checkpoint, {"made_with": made_with, "simulation": simulation.state()})
-                due = monotonic() + max(job.checkpoint_seconds, (monotonic() - began) / CHECKPOINT_SHARE)
+                due = monotonic() + max(job.checkpoint_seconds, (monotonic() - saving) / CHECKPOINT_SHARE)
             if stop:
                 return None
     except Diverged as error:
@@ -71,7 +72,7 @@ def compute(job: Job, on_news: Callable[[News], None], stopping: Callable[[], bo
         "last": task.export(simulation.server.model, simulation.server.buffers),
         "best": task.export(simulation.best.server.model, simulation.best.server.buffers),
     }
-    return Outcome(simulation.rows, models, trouble, computed)
+    return Outcome(simulation.rows, models, trouble, computed, monotonic() - began)
 
 
 def _alone(job: Job) -> Settings:

@@ -1,0 +1,120 @@
+"""docs/results/paper.md from what `quafl reproduce` has left.
+
+    python benchmarks/paper.py [FOLDER]
+
+The folder is runs/paper by default. Of each figure that has been run, its picture, its rows and its verdict are copied
+beside the page; what has been published before and is not in the folder stays.
+"""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from quafl.record.rows import read_rows
+from quafl.run.figures import PICTURE, TABLE, VERDICT
+from quafl.settings import Reproduction, figures, load_figure
+
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
+INTRODUCTION = """\
+Every figure of the paper is a command: `quafl reproduce --list`. A claim is fixed in the figure's preset before the
+runs. It *holds* when the 95 % interval (Student's) of the paired difference between seeds excludes zero on the right
+side, *does not hold* on the wrong side, and is *undecided* otherwise. A seed that never reaches a target counts as
+arriving at the end of the run. `area` is the mean up to the common end, `end` the mean over the last tenth, `rise` the
+largest rise between two evaluations. Numbers of curves are mean ± standard deviation over seeds. This page is made by
+`python benchmarks/paper.py`."""
+PARTS = {"main": "The paper's main body", "appendix": "The paper's appendix", "beyond": "Beyond the paper"}
+
+
+def publish(name: str, runs: Path) -> None:
+    """What there is of a figure."""
+    source, target = runs / name, RESULTS / "paper"
+    if not (source / VERDICT).exists():
+        return
+    verdict = json.loads((source / VERDICT).read_text(encoding="utf-8"))
+    if verdict["quick"]:
+        raise SystemExit(f"{source} is of a quick run, which says nothing; give the folder of whole ones")
+    target.mkdir(exist_ok=True)
+    (target / f"{name}.json").write_text(json.dumps(verdict, indent=2) + "\n", encoding="utf-8")
+    shutil.copyfile(source / PICTURE, target / f"{name}.png")
+    if (source / TABLE).exists():
+        shutil.copyfile(source / TABLE, target / f"{name}.csv")
+    elif (source / "curves").exists():
+        lines: list[str] = []
+        for folder in sorted((source / "curves").iterdir()):
+            rows = read_rows(folder / "rows.csv")
+            lines = lines or ["curve," + ",".join(rows[0])]
+            lines += [",".join([folder.name, *(f"{value:.6g}" for value in row.values())]) for row in rows]
+        (target / f"{name}.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def section(wanted: Reproduction) -> list[str]:
+    name, figure = wanted.name, wanted.figure
+    path = RESULTS / "paper" / f"{name}.json"
+    instead = f" In place of `{figure.instead_of}`, whose data not everybody can have." if figure.instead_of else ""
+    lines = [f"### {name}", "", f"{figure.setting}.{instead}", ""]
+    if not path.exists():
+        claims = "; ".join(claim.text for claim in figure.claims) or "who is first where"
+        return [*lines, f"Claim: {claims}. **Not yet run**: `quafl reproduce {name}`.", ""]
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if "first" in found:
+        lines += [
+            "Each cell says who is first at the target, and how many times longer the next takes; hatched where the"
+        ]
+        lines += ["95 % interval of the paired difference includes zero.", ""]
+    else:
+        lines += ["| claim | verdict | measured: mean and 95 % interval of the paired difference |", "|---|---|---|"]
+        for claim in found["claims"]:
+            measured = "; ".join(
+                f"{one['what']}: {one['mean']:.4g} [{one['low']:.4g}, {one['high']:.4g}]" for one in claim["findings"]
+            )
+            lines.append(f"| {claim['claim']} | **{claim['verdict']}** | {measured} |")
+        keys = [key for key in next(iter(found["curves"].values())) if key not in ("seeds", "seconds of each seed")]
+        lines += ["", f"| curve | {' | '.join(keys)} | seconds a seed |", "|---|" + "---|" * (len(keys) + 1)]
+        for label, numbers in found["curves"].items():
+            spent = numbers["seconds of each seed"].values()
+            mean = f"{sum(spent) / len(spent):.0f}" if spent else "–"
+            lines.append(f"| {label} | {' | '.join(str(numbers[key]) for key in keys)} | {mean} |")
+    rows = figure.of or name
+    made = found["made with"]
+    where = made["device"] if made.get("device") != "cpu" else f"a CPU ({made['platform']})"
+    lines += ["", f"![{name}](paper/{name}.png)", ""]
+    lines += [
+        f"`{found['command']}`, {made['date']}, {where}, {made.get('precision', 'float32')}, torch {made['torch']};"
+    ]
+    lines += [f"[rows](paper/{rows}.csv), [verdict](paper/{name}.json).", ""]
+    return lines
+
+
+def word(found: dict[str, Any]) -> str:
+    return found.get("verdict", "a map")
+
+
+def main(runs: Path) -> None:
+    names = figures()
+    for name in names:
+        publish(name, runs)
+    lines = [
+        "# The paper, reproduced",
+        "",
+        *INTRODUCTION.splitlines(),
+        "",
+        "| figure | | verdict |",
+        "|---|---|---|",
+    ]
+    wanted = [load_figure(name) for name in names]
+    for one in wanted:
+        path = RESULTS / "paper" / f"{one.name}.json"
+        verdict = word(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else "not yet run"
+        lines.append(f"| [{one.name}](#{one.name.lower()}) | {one.figure.setting} | {verdict} |")
+    for part, title in PARTS.items():
+        lines += ["", f"## {title}", ""]
+        for one in wanted:
+            if one.figure.part == part:
+                lines += section(one)
+    (RESULTS / "paper.md").write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "runs/paper"))
