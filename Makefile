@@ -44,7 +44,7 @@ bench-codec: $(INSTALLED) ## Measure the codec: speed, memory, error against bit
 bench-sim: $(INSTALLED) ## Measure the simulator's overhead (some minutes; needs MNIST and Fashion-MNIST)
 	$(BIN)/python benchmarks/simulator.py
 
-bench-gpu: $(INSTALLED) ## Measure the simulator on a GPU (a quarter of an hour; needs one, Fashion-MNIST and CIFAR-10)
+bench-gpu: $(INSTALLED) ## Measure the simulator on a GPU (ten minutes; needs one, Fashion-MNIST and CIFAR-10)
 	$(BIN)/python benchmarks/gpu.py
 
 bench-federation: $(INSTALLED) ## Measure real federations: latency, rounds, memory (a quarter of an hour)
