@@ -25,6 +25,8 @@ def curve(
                 "bytes_down": 500_000 * time,
                 "contacts": time,
                 "zero_step_contacts": time / 4,
+                "slow_contacts": time / 3,
+                "slow_zero_step_contacts": time / 6,
                 "accuracy": accuracy(time, seed),
                 "loss": 1 - accuracy(time, seed),
             }

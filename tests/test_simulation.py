@@ -50,6 +50,21 @@ def test_share_of_zero_step_contacts_of_slow_clients_matches_its_closed_form(
     assert w.fleet.totals.idle / contacts == pytest.approx(expected, abs=4.5 * (expected / contacts) ** 0.5)
 
 
+def test_slow_clients_contacts_are_counted_apart() -> None:
+    n, sampled, rounds = 20, 10, 1500
+    means = torch.cat((torch.full((15,), 2.0), torch.full((5,), ALL_SLOW)))
+    speeds = Exponential(steady(means), Generators(1)["speeds"])
+    w = world(flat_task(n), n, QuAFL(sampled=sampled), speeds=speeds, latency=4.375)
+    w.rounds(rounds)
+    q = torch.exp(torch.tensor(-4.375 / ALL_SLOW)).item()
+    expected, totals = 0.5 * q / (1 - 0.5 * q), w.fleet.totals
+    assert totals.slow_contacts == pytest.approx(rounds * sampled / 4, rel=0.1)
+    assert totals.slow_idle / totals.slow_contacts == pytest.approx(
+        expected, abs=4.5 * (expected / totals.slow_contacts) ** 0.5
+    )
+    assert totals.idle / totals.contacts < 0.5 * expected
+
+
 def test_exponential_steps_follow_their_law_and_stop_at_the_budget() -> None:
     speeds = Exponential(steady(torch.tensor([2.0])), torch.Generator().manual_seed(0))
     ids = torch.zeros(20_000, dtype=torch.int64)

@@ -113,6 +113,8 @@ def test_the_share_of_contacts_without_a_step_is_a_level() -> None:
     claim = {"measure": "zero-step share", "axis": "time", "metric": "accuracy"}
     assert verdicts.level([FAST], value=0.25, within=0.01, **claim).verdict == "holds"
     assert verdicts.level([FAST], value=0.35, within=0.01, **claim).verdict == "does not hold"
+    claim["measure"] = "zero-step share of slow clients"
+    assert verdicts.level([FAST], value=0.5, within=0.01, **claim).verdict == "holds"
 
 
 @pytest.mark.parametrize(("spread", "word"), [(0.001, "holds"), (0.2, "does not hold"), (0.01, "undecided")])

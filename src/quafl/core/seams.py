@@ -132,6 +132,8 @@ class Totals:
     down: int = 0
     contacts: int = 0  # answered
     idle: int = 0  # of those, the ones that found a client without a completed step
+    slow_contacts: int = 0  # of clients at most half as fast as the fastest, where a fleet knows them
+    slow_idle: int = 0
     refined: int = 0  # messages that needed a repair
     lost: int = 0  # contacts without an answer
     broken: int = 0  # of those, because the client's progress was not finite

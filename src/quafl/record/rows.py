@@ -27,6 +27,8 @@ def make_row(seed: int, time: float, state: ServerState, totals: Totals, score: 
         "zero_step_contacts": totals.idle,
         "lost_contacts": totals.lost,
         "broken_replies": totals.broken,
+        "slow_contacts": totals.slow_contacts,
+        "slow_zero_step_contacts": totals.slow_idle,
     }
     taken = score.keys() & (row.keys() | counts.keys())
     if taken:

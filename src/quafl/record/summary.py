@@ -156,7 +156,16 @@ def zero_step_share(curve: Curve) -> Spread:
 
 def zero_step_shares(curve: Curve) -> dict[int, float]:
     """The same by seed."""
-    return {seed: rows[-1]["zero_step_contacts"] / max(rows[-1]["contacts"], 1) for seed, rows in curve.seeds.items()}
+    return _shares(curve, "zero_step_contacts", "contacts")
+
+
+def slow_zero_step_shares(curve: Curve) -> dict[int, float]:
+    """Of the contacts of slow clients, by seed."""
+    return _shares(curve, "slow_zero_step_contacts", "slow_contacts")
+
+
+def _shares(curve: Curve, part: str, whole: str) -> dict[int, float]:
+    return {seed: rows[-1].get(part, 0) / max(rows[-1].get(whole, 0), 1) for seed, rows in curve.seeds.items()}
 
 
 def time_to_target(curve: Curve) -> Spread:

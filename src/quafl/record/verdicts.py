@@ -10,7 +10,7 @@ from scipy import stats
 
 from quafl.record.plots import AXES
 from quafl.record.rows import Row
-from quafl.record.summary import Curve, zero_step_shares
+from quafl.record.summary import Curve, slow_zero_step_shares, zero_step_shares
 
 Word: TypeAlias = Literal["holds", "does not hold", "undecided"]
 CONFIDENCE = 0.95
@@ -103,6 +103,8 @@ def _measured(curve: Curve, measure: str, axis: str, metric: str, end: float) ->
     """Of each seed."""
     if measure == "zero-step share":
         return zero_step_shares(curve)
+    if measure == "zero-step share of slow clients":
+        return slow_zero_step_shares(curve)
     if measure == "to target":
         return {seed: _reached(curve, axis, seed) for seed in curve.seeds}
     found: Callable[[_Points, _Points, float], float] = {"area": _area, "end": _at_end, "rise": _rise}[measure]

@@ -8,7 +8,16 @@ from typing import Any
 
 from quafl.record import maps, plots, verdicts
 from quafl.record.files import write_atomically
-from quafl.record.summary import Curve, final, megabytes, read_curve, time_to_target, zero_step_share
+from quafl.record.summary import (
+    Curve,
+    Spread,
+    final,
+    megabytes,
+    read_curve,
+    slow_zero_step_shares,
+    time_to_target,
+    zero_step_share,
+)
 from quafl.run.folders import RunFolder
 from quafl.settings import Claim, Order, Reproduction
 
@@ -92,6 +101,7 @@ def _numbers(curve: Curve) -> dict[str, Any]:
         "seeds at the target": len(time_to_target(curve).values),
         "megabytes": megabytes(curve).show("{:.1f}"),
         "zero-step contacts": zero_step_share(curve).show("{:.1%}"),
+        "of slow clients": Spread(tuple(slow_zero_step_shares(curve).values())).show("{:.1%}"),
         "messages refined": final(curve, "refined").show("{:.0f}"),
         "local steps": final(curve, "local_steps").show("{:.0f}"),
     }

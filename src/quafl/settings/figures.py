@@ -36,7 +36,7 @@ class Level(Section):
     kind: Literal["level"]
     text: str
     curves: list[str] = Field(min_length=1)
-    measure: Literal["end", "zero-step share", "deviation"] = "end"
+    measure: Literal["end", "zero-step share", "zero-step share of slow clients", "deviation"] = "end"
     axis: Axis = "time"
     metric: str = "accuracy"
     value: float

@@ -38,6 +38,7 @@ from quafl.sim.traffic import Sent, Traffic, Trip
 _log = logging.getLogger(__name__)
 # Coordinates: clients are contacted in groups whose models stay in a processor's cache, or in a fraction of a GPU.
 TOGETHER = defaultdict(lambda: 2**20, cuda=2**28)
+SLOW = 0.5  # of the fastest client's speed
 GOLDEN = (5**0.5 - 1) / 2  # its multiples are spread evenly, however many there are
 _CERTAIN = 2**40  # contacts behind a mean that one more does not change
 
@@ -96,6 +97,7 @@ class SimulatedFleet:
             given = {"expected_steps": expected_steps, "contacts": torch.full((len(expected_steps),), _CERTAIN)}
         self.totals = Totals()
         somebody, budget = newcomer(*task.initial(), optimizer), algorithm.budget(speeds.relative())
+        self._slow = (speeds.relative() <= SLOW).tolist()
         self._store = Store(somebody, budget, **given)
         self._waiting: list[_Waiting] = []  # contacts whose local steps have not been computed yet
         self._busy: set[int] = set()  # clients in them
@@ -258,6 +260,9 @@ class SimulatedFleet:
         self.totals.contacts += 1
         self.totals.steps += said.steps
         self.totals.idle += said.steps == 0
+        if self._slow[trip.client]:
+            self.totals.slow_contacts += 1
+            self.totals.slow_idle += said.steps == 0
         return True
 
     def state(self) -> dict[str, Any]:
