@@ -1,5 +1,6 @@
 """The command line."""
 
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -159,18 +160,13 @@ def reproduce(
             return
         overrides = [*(set_ or []), *([f"run.device={device}"] if device else [])]
         overrides += [f"run.seeds={list(range(seeds))}"] if seeds else []
-        said = "".join(
-            [
-                f" --seeds {seeds}" if seeds else "",
-                " --quick" if quick else "",
-                f" --device {device}" if device else "",
-                *(f" --set {one}" for one in set_ or []),
-            ]
-        )
+        said = ["--seeds", str(seeds)] if seeds else []
+        said += [*(["--quick"] if quick else []), *(["--device", device] if device else [])]
+        said += [word for one in set_ or [] for word in ("--set", one)]
         for one in figures() if name == "all" else [name]:
             wanted = load_figure(one, overrides, quick=quick)
             try:
-                _reproduce(wanted, out, jobs, f"quafl reproduce {one}{said}")
+                _reproduce(wanted, out, jobs, shlex.join(["quafl", "reproduce", one, *said]))
             except DataError as error:
                 if name != "all":
                     raise
@@ -184,7 +180,8 @@ def _list_figures() -> None:
     for name in figures():
         wanted = load_figure(name)
         of = wanted.figure.of
-        cost = f"as {of}" if of else f"{sum(map(local_steps, wanted.curves)) / 1000:,.0f} thousand"
+        curves = [curve for cell in wanted.cells for curve in cell.curves] or wanted.curves
+        cost = f"as {of}" if of else f"{sum(map(local_steps, curves)) / 1000:,.0f} thousand"
         claims = "; ".join(claim.text for claim in wanted.figure.claims)
         table.add_row(*map(escape, (name, wanted.figure.setting, claims, cost)))
     console.print(table)

@@ -109,7 +109,9 @@ def load_figure(name: str, overrides: Sequence[str] = (), *, quick: bool = False
     figure = checked(Figure, raw.pop("figure"), f" (in [figure] of {name})")
     tuning = checked(Tuning, raw.pop("tuning"), f" (in [tuning] of {name})")
     small: Raw = raw.pop("quick")
-    smaller = small.pop("smaller")
+    smaller, grid = small.pop("smaller"), small.pop("grid", figure.grid)
+    if quick:
+        figure = figure.model_copy(update={"grid": grid})
     over = small if quick else {}
     curves = curves_of(deepcopy(raw), overrides, deepcopy(over))
     cells = []
