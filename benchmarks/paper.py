@@ -76,6 +76,8 @@ def section(wanted: Reproduction) -> list[str]:
             spent = numbers["seconds of each seed"].values()
             mean = f"{sum(spent) / len(spent):.0f}" if spent else "–"
             lines.append(f"| {label} | {' | '.join(str(numbers[key]) for key in keys)} | {mean} |")
+    if "fewest bits" in found:
+        lines += ["", f"The fewest bits within one standard deviation of 32: **{found['fewest bits']}**."]
     rows = figure.of or name
     made = found["made with"]
     where = made["device"] if made.get("device") != "cpu" else f"a CPU ({made['platform']})"

@@ -10,6 +10,8 @@ from typer.testing import CliRunner
 
 from quafl.cli import app
 from quafl.record.maps import NOBODY, draw, first
+from quafl.record.summary import Curve
+from quafl.run.figures import fewest_bits
 from quafl.settings import SettingsError, figures, load_figure
 from quafl.settings.figures import Tuning
 
@@ -51,7 +53,9 @@ def test_figures_that_stand_in_for_others_exist_beside_them(name: str) -> None:
 
 
 def test_an_unknown_figure_is_named_and_the_known_ones_listed() -> None:
-    with pytest.raises(SettingsError, match="there is no figure 'tim'; choose from s-impact, "):
+    with pytest.raises(
+        SettingsError, match=r"there is no figure 'tim'; did you mean 'time'\? `quafl reproduce --list` shows them all"
+    ):
         load_figure("tim")
 
 
@@ -166,3 +170,14 @@ def test_first_is_who_reaches_the_target_soonest_with_every_seed() -> None:
     assert first([never]).label == NOBODY
     picture = draw({"a": [1, 2], "b": [1], "c": [1]}, [found, first([never])])
     assert [text.get_text() for text in picture.axes[0].texts] == [f"fast\n×{found.factor:.2g}", NOBODY]
+
+
+def test_the_fewest_bits_are_those_down_to_which_nothing_is_lost() -> None:
+    def ending(bits: int, end: float) -> Curve:
+        made = curve(f"b = {bits}", lambda time, seed: end + 0.01 * (seed - 2))
+        made.settings["codec"] = {"bits": bits}
+        return made
+
+    full = ending(32, 0.9)  # its standard deviation is 0.016
+    assert fewest_bits([full, ending(8, 0.905), ending(4, 0.89), ending(3, 0.85)]) == 4
+    assert fewest_bits([full, ending(8, 0.85), ending(4, 0.9)]) == 32, "a lucky one below does not count"

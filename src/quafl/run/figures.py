@@ -49,12 +49,26 @@ def conclude(wanted: Reproduction, out: Path, folders: Sequence[RunFolder], comm
             folder.settings.label: {**_numbers(curves[folder.settings.label]), "seconds of each seed": folder.seconds()}
             for folder in folders
         },
+        **({"fewest bits": fewest_bits(list(curves.values()))} if wanted.figure.compression else {}),
         "command": command,
         "made with": next(iter(curves.values())).versions,
     }
     with write_atomically(out / VERDICT) as stream:
         json.dump(result, stream, indent=2)
     return result
+
+
+def fewest_bits(curves: Sequence[Curve]) -> int:
+    """With which, and with every larger number tried, the final metric is within one standard deviation, between seeds,
+    of what it is without compression."""
+    by_bits = {int(curve.settings["codec"]["bits"]): final(curve, curve.metric) for curve in curves}
+    most = max(by_bits)
+    fewest = most
+    for bits in sorted(by_bits, reverse=True):
+        if not abs(by_bits[bits].mean - by_bits[most].mean) <= by_bits[most].deviation:
+            break
+        fewest = bits
+    return fewest
 
 
 def conclude_map(wanted: Reproduction, out: Path, cells: Sequence[list[RunFolder]], command: str) -> dict[str, Any]:
@@ -94,9 +108,16 @@ def _judged(claim: Claim, curves: dict[str, Curve]) -> dict[str, Any]:
 
 def _numbers(curve: Curve) -> dict[str, Any]:
     """What one asks of a curve, mean ± standard deviation over seeds."""
+    task = curve.settings["task"]
+    theirs = [f"{curve.metric}_class_{number}" for number in task.get("slow_classes", [])]
+    apart = {}
+    if task.get("partition") == "slow classes" and curve.settings["run"]["per_class"]:
+        means = [sum(rows[-1][name] for name in theirs) / len(theirs) for rows in curve.seeds.values()]
+        apart = {f"{curve.metric} on the slow clients' classes": Spread(tuple(means)).show("{:.4f}")}
     return {
         "seeds": sorted(curve.seeds),
         f"final {curve.metric}": final(curve, curve.metric).show("{:.4f}"),
+        **apart,
         f"time to {curve.target:g}": time_to_target(curve).show("{:.0f}"),
         "seeds at the target": len(time_to_target(curve).values),
         "megabytes": megabytes(curve).show("{:.1f}"),

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from copy import deepcopy
+from difflib import get_close_matches
 from itertools import product
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
 
@@ -57,6 +58,7 @@ class Figure(Section):
     of: str | None = None  # the figure whose runs it shows in another way
     instead_of: str | None = None  # the figure whose data cannot be had by everybody
     claims: list[Claim] = Field(default=[])
+    compression: bool = False  # whether the curves differ in bits alone: how few are enough?
     grid: dict[str, list[Any]] = Field(default={})  # settings, and the values of each: a map of who is first where
 
 
@@ -104,7 +106,9 @@ def figures() -> list[str]:
 def load_figure(name: str, overrides: Sequence[str] = (), *, quick: bool = False) -> Reproduction:
     """A figure by its label in the paper; `quick` makes it small enough to be tried out."""
     if name not in preset_names(PAPER):
-        raise SettingsError(f"there is no figure {name!r}; choose from {', '.join(figures())}, or all")
+        close = get_close_matches(name, preset_names(PAPER), n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise SettingsError(f"there is no figure {name!r}; {hint}`quafl reproduce --list` shows them all")
     raw = _read(name)
     figure = checked(Figure, raw.pop("figure"), f" (in [figure] of {name})")
     tuning = checked(Tuning, raw.pop("tuning"), f" (in [tuning] of {name})")
