@@ -147,7 +147,7 @@ def test_a_map_shows_who_is_first_where(tmp_path: Path) -> None:
     cells = ["--set", "figure=1"]
     assert CliRunner().invoke(app, ["reproduce", "map", *TINY, *cells]).exit_code == 2
     wanted = load_figure("map")
-    assert len(wanted.cells) == 27
+    assert len(wanted.cells) == 18
     for cell in wanted.cells:
         for one in cell.curves:
             assert one.clients.slow == cell.place["clients.slow"]
