@@ -7,6 +7,7 @@ beside the page; what has been published before and is not in the folder stays.
 """
 
 import json
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -20,8 +21,8 @@ RESULTS = Path(__file__).parents[1] / "docs" / "results"
 INTRODUCTION = """\
 Every figure of the paper is a command: `quafl reproduce --list`. A claim is fixed in the figure's preset before the
 runs. It *holds* when the 95 % interval (Student's) of the paired difference between seeds excludes zero on the right
-side, *does not hold* on the wrong side, and is *undecided* otherwise. A seed that never reaches a target counts as
-arriving at the end of the run. `area` is the mean up to the common end, `end` the mean over the last tenth, `rise` the
+side, *does not hold* on the wrong side, and is *undecided* otherwise. Of a seed that never reaches a
+target, only that it is later than its end is known: the least that can be said counts. `area` is the mean up to the common end, `end` the mean over the last tenth, `rise` the
 largest rise between two evaluations. Numbers of curves are mean ± standard deviation over seeds. This page is made by
 `python benchmarks/paper.py`."""
 PARTS = {"main": "The paper's main body", "appendix": "The paper's appendix", "beyond": "Beyond the paper"}
@@ -35,18 +36,22 @@ def publish(name: str, runs: Path) -> None:
     verdict = json.loads((source / VERDICT).read_text(encoding="utf-8"))
     if verdict["quick"]:
         raise SystemExit(f"{source} is of a quick run, which says nothing; give the folder of whole ones")
+    changed = [word for word in shlex.split(verdict["command"]) if "=" in word and not word.startswith("run.")]
+    if changed:
+        raise SystemExit(f"{source} was run with {', '.join(changed)}: it is not the figure")
     target.mkdir(exist_ok=True)
     (target / f"{name}.json").write_text(json.dumps(verdict, indent=2) + "\n", encoding="utf-8")
     shutil.copyfile(source / PICTURE, target / f"{name}.png")
     if (source / TABLE).exists():
         shutil.copyfile(source / TABLE, target / f"{name}.csv")
-    elif (source / "curves").exists():
-        lines: list[str] = []
-        for folder in sorted((source / "curves").iterdir()):
-            rows = read_rows(folder / "rows.csv")
-            lines = lines or ["curve," + ",".join(rows[0])]
-            lines += [",".join([folder.name, *(f"{value:.6g}" for value in row.values())]) for row in rows]
-        (target / f"{name}.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return
+    owner = load_figure(name).figure.of or name
+    lines: list[str] = []
+    for path in sorted((runs / owner / "curves").glob("*/rows.csv")):
+        rows = read_rows(path)
+        lines = lines or ["curve," + ",".join(rows[0])]
+        lines += [",".join([path.parent.name, *(f"{value:.6g}" for value in row.values())]) for row in rows]
+    (target / f"{owner}.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def section(wanted: Reproduction) -> list[str]:
@@ -67,15 +72,27 @@ def section(wanted: Reproduction) -> list[str]:
         lines += ["| claim | verdict | measured: mean and 95 % interval of the paired difference |", "|---|---|---|"]
         for claim in found["claims"]:
             measured = "; ".join(
-                f"{one['what']}: {one['mean']:.4g} [{one['low']:.4g}, {one['high']:.4g}]" for one in claim["findings"]
+                f"{one['what']}: {one['mean']:.4g} [{one['low']:.4g}, {one['high']:.4g}]"
+                if one["low"] is not None
+                else f"{one['what']}: too few seeds"
+                for one in claim["findings"]
             )
             lines.append(f"| {claim['claim']} | **{claim['verdict']}** | {measured} |")
-        keys = [key for key in next(iter(found["curves"].values())) if key not in ("seeds", "seconds of each seed")]
+        keys = [
+            key
+            for key in next(iter(found["curves"].values()))
+            if key not in ("seeds", "seconds of each seed", "ended before their time")
+        ]
         lines += ["", f"| curve | {' | '.join(keys)} | seconds a seed |", "|---|" + "---|" * (len(keys) + 1)]
         for label, numbers in found["curves"].items():
             spent = numbers["seconds of each seed"].values()
             mean = f"{sum(spent) / len(spent):.0f}" if spent else "–"
             lines.append(f"| {label} | {' | '.join(str(numbers[key]) for key in keys)} | {mean} |")
+        for label, numbers in found["curves"].items():
+            for seed, trouble in numbers["ended before their time"].items():
+                lines += ["", f"{label}, seed {seed}: {trouble}."]
+        if not found["tuned"]:
+            lines += ["", "Learning rates are the paper's, for every algorithm; they have not been tuned yet."]
     if "fewest bits" in found:
         lines += ["", f"The fewest bits within one standard deviation of 32: **{found['fewest bits']}**."]
     rows = figure.of or name

@@ -11,15 +11,21 @@ TIMES = np.linspace(0, 100, 51)
 
 
 def curve(
-    label: str, accuracy: Callable[[float, int], float], seeds: Sequence[int] = range(5), until: float = 100.0
+    label: str,
+    accuracy: Callable[[float, int], float],
+    seeds: Sequence[int] = range(5),
+    until: float = 100.0,
+    pace: float = 2.0,
+    troubles: dict[int, str] | None = None,
 ) -> Curve:
-    """Accuracy as a function of time and seed; a round takes two time units, and sends a megabyte."""
+    """Accuracy as a function of time and seed; a round takes `pace` time units, each of which sends a
+    megabyte."""
     rows: dict[int, list[Row]] = {
         seed: [
             {
                 "seed": seed,
                 "time": time,
-                "round": time / 2,
+                "round": time / pace,
                 "local_steps": 10 * time,
                 "bytes_up": 500_000 * time,
                 "bytes_down": 500_000 * time,
@@ -36,7 +42,7 @@ def curve(
         for seed in seeds
     }
     run = {"until": until, "target": 0.8, "metric": "accuracy", "lower_is_better": False, "seeds": list(seeds)}
-    return Curve(label, rows, {"run": run, "clients": {}}, {})
+    return Curve(label, rows, {"run": run, "clients": {}}, {}, troubles or {})
 
 
 def rising(speed: float, noise: float = 0.0) -> Callable[[float, int], float]:

@@ -5,6 +5,7 @@ import pytest
 from made_up import curve, rising
 
 from quafl.record import verdicts
+from quafl.record.summary import ranked
 
 FAST, SLOW = curve("fast", rising(0.2, 0.1)), curve("slow", rising(0.05, 0.1))
 NOISY = curve("noisy", rising(0.2, 0.6))
@@ -64,6 +65,32 @@ def test_who_never_arrives_counts_as_arriving_at_the_end() -> None:
     assert verdicts.order([never, FAST], measure="to target", axis="time", metric="accuracy").verdict == "does not hold"
 
 
+def test_who_never_arrives_is_not_first_by_having_few_rounds() -> None:
+    claim = {"measure": "to target", "axis": "rounds", "metric": "accuracy"}
+    arrives = curve("arrives", rising(0.03, 0.1), pace=1)  # after some 54 rounds of 100
+    lazy = curve("lazy", lambda time, seed: 0.5, pace=20)  # five rounds in all
+    assert verdicts.order([lazy, arrives], **claim).verdict == "undecided"
+    assert verdicts.order([arrives, lazy], **claim).verdict == "undecided"
+    assert verdicts.order([arrives, curve("busy", lambda time, seed: 0.5, pace=0.5)], **claim).verdict == "holds"
+
+
+def test_what_has_diverged_is_worth_nothing() -> None:
+    broken = dict.fromkeys(range(5), "training diverged")
+    early = curve("early", rising(0.2, 0.1), until=14, troubles=broken)
+    early.settings["run"]["until"] = 100.0
+    for measure in "area", "end", "to target":
+        claim = {"measure": measure, "axis": "time", "metric": "accuracy"}
+        assert verdicts.order([SLOW, early], **claim).verdict == "holds", measure
+        assert verdicts.order([early, SLOW], **claim).verdict == "does not hold", measure
+    calm = curve("calm", rising(0.05, 0.1))
+    assert verdicts.order([calm, early], measure="rise", axis="time", metric="loss").verdict == "holds"
+    one = curve("one", rising(0.2, 0.1), troubles={3: "training diverged"})
+    one.seeds[3] = one.seeds[3][:4]
+    (found,) = verdicts.order([one, SLOW], measure="end", axis="rounds", metric="accuracy").findings
+    assert sum(value < 0 for value in found.values.values()) == 1, "the others are compared to their end"
+    assert [label.label for label in ranked([early, SLOW])] == ["slow", "early"]
+
+
 def test_no_worse_is_not_much_worse() -> None:
     claim = {"measure": "end", "axis": "time", "metric": "accuracy"}
     best, nearly, worse = (curve(str(end), lambda time, seed, end=end: end + 0.001 * seed) for end in (0.9, 0.895, 0.8))
@@ -115,6 +142,13 @@ def test_the_share_of_contacts_without_a_step_is_a_level() -> None:
     assert verdicts.level([FAST], value=0.35, within=0.01, **claim).verdict == "does not hold"
     claim["measure"] = "zero-step share of slow clients"
     assert verdicts.level([FAST], value=0.5, within=0.01, **claim).verdict == "holds"
+
+
+def test_more_than_enough_is_enough() -> None:
+    good = curve("good", lambda time, seed: 0.99 + 0.001 * np.sin(seed))
+    claim = {"measure": "end", "axis": "time", "metric": "accuracy", "value": 0.91, "within": 0.015}
+    assert verdicts.level([good], **claim).verdict == "does not hold"
+    assert verdicts.level([good], side="at least", **claim).verdict == "holds"
 
 
 @pytest.mark.parametrize(("spread", "word"), [(0.001, "holds"), (0.2, "does not hold"), (0.01, "undecided")])

@@ -163,14 +163,18 @@ def reproduce(
         said = ["--seeds", str(seeds)] if seeds else []
         said += [*(["--quick"] if quick else []), *(["--device", device] if device else [])]
         said += [word for one in set_ or [] for word in ("--set", one)]
+        left = []
         for one in figures() if name == "all" else [name]:
             wanted = load_figure(one, overrides, quick=quick)
             try:
                 _reproduce(wanted, out, jobs, shlex.join(["quafl", "reproduce", one, *said]))
-            except DataError as error:
+            except (DataError, RecordError, runner.RunError) as error:
                 if name != "all":
                     raise
+                left.append(one)
                 console.print(f"{one}: not run: {error}", style="yellow", markup=False, soft_wrap=True)
+        if left:
+            _complain(f"not run: {', '.join(left)}", code=1)
 
 
 def _list_figures() -> None:
@@ -204,11 +208,11 @@ def _reproduce(wanted: Reproduction, out: Path, jobs: int | None, command: str) 
     for claim in result["claims"]:
         console.print(f"  {claim['verdict']}: {claim['claim']}", markup=False)
         for finding in claim["findings"]:
-            console.print(
-                f"      {finding['what']}: {finding['mean']:.4g}, from {finding['low']:.4g} to {finding['high']:.4g}",
-                markup=False,
-                highlight=False,
+            interval = (
+                "too few seeds" if finding["low"] is None else f"from {finding['low']:.4g} to {finding['high']:.4g}"
             )
+            mean = "–" if finding["mean"] is None else f"{finding['mean']:.4g}"
+            console.print(f"      {finding['what']}: {mean}, {interval}", markup=False, highlight=False)
     _conclude([read_curve(folder.path) for folder in folders], place / REPORT)
     for trouble in troubles:
         console.print(trouble, style="yellow", markup=False)

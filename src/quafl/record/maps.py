@@ -36,7 +36,7 @@ def first(curves: Sequence[Curve]) -> First:
         best.label,
         mine,
         rivals[0].label if rivals else None,
-        time_to_target(others[0]).mean / mine if others else None,
+        time_to_target(others[0]).mean / mine if others and mine else None,
         clear=verdict is not None and verdict.verdict == "holds",
     )
 

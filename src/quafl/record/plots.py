@@ -23,7 +23,7 @@ COLOURS = {
     "FedNova": "#E69F00",
     "Baseline": "#666666",
 }
-OTHERS = ["#56B4E9", "#332288", "#882255", "#117733"]
+OTHERS = ["#56B4E9", "#332288", "#882255", "#117733", "#DDCC77", "#999933", "#AA4499", "#44AA99"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,9 +43,10 @@ def worth(row: Row, metric: str, *, lower_is_better: bool) -> float:
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
-    """As CSV; numbers in full precision, so that equal runs give equal files."""
+    """As CSV; numbers in full precision, so that equal runs give equal files. Rows may lack columns of others."""
+    columns = dict.fromkeys(name for row in rows for name in row)
     with write_atomically(path) as stream:
-        writer = csv.DictWriter(stream, fieldnames=list(rows[0]), lineterminator="\n")
+        writer = csv.DictWriter(stream, fieldnames=list(columns), restval="nan", lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
 

@@ -3,7 +3,7 @@
 import json
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import isnan, nan
 from pathlib import Path
 from statistics import mean, stdev
@@ -24,6 +24,7 @@ class Curve:
     seeds: dict[int, list[Row]]
     settings: dict[str, Any]
     versions: dict[str, str]
+    troubles: dict[int, str] = field(default_factory=dict)  # seeds that ended before their time, and why
 
     @property
     def target(self) -> float:
@@ -120,7 +121,10 @@ def read_curve(folder: Path) -> Curve:
     try:
         settings = tomllib.loads((folder / "settings.toml").read_text(encoding="utf-8"))
         versions = json.loads((folder / "versions.json").read_text(encoding="utf-8"))
-        curve = Curve(str(settings["label"]), by_seed(read_rows(folder / "rows.csv")), settings, versions)
+        troubles = folder / "troubles.json"
+        known = json.loads(troubles.read_text(encoding="utf-8")) if troubles.exists() else {}
+        ended = {int(seed): str(trouble) for seed, trouble in known.items()}
+        curve = Curve(str(settings["label"]), by_seed(read_rows(folder / "rows.csv")), settings, versions, ended)
         if not curve.seeds:
             raise ValueError("no rows")
         time_to_target(curve), megabytes(curve), curve.planned  # what every reader needs
@@ -165,16 +169,18 @@ def slow_zero_step_shares(curve: Curve) -> dict[int, float]:
 
 
 def _shares(curve: Curve, part: str, whole: str) -> dict[int, float]:
-    return {seed: rows[-1].get(part, 0) / max(rows[-1].get(whole, 0), 1) for seed, rows in curve.seeds.items()}
+    lasts = {seed: rows[-1] for seed, rows in curve.seeds.items()}
+    return {seed: row.get(part, nan) / max(row.get(whole, nan), 1) for seed, row in lasts.items()}
 
 
 def time_to_target(curve: Curve) -> Spread:
-    """When each seed first evaluated at the target or better; only of the seeds that did."""
+    """When each seed first evaluated at the target or better; only of the seeds that did, and did not diverge."""
     return Spread(tuple(row["time"] for row in _at_target(curve)))
 
 
 def _at_target(curve: Curve) -> list[Row]:
-    firsts = (next((row for row in rows if curve.at_target(row)), None) for rows in curve.seeds.values())
+    lasting = (rows for seed, rows in curve.seeds.items() if seed not in curve.troubles)
+    firsts = (next((row for row in rows if curve.at_target(row)), None) for rows in lasting)
     return [row for row in firsts if row is not None]
 
 

@@ -40,10 +40,13 @@ def order(curves: Sequence[Curve], *, measure: str, axis: str, metric: str, marg
     end = _common_end(curves, axis)
     findings = []
     for first, second in pairwise(curves):
-        ours, theirs = (_measured(curve, measure, axis, metric, end) for curve in (first, second))
-        better = -1.0 if measure in ("to target", "rise") or metric.endswith("loss") else 1.0
-        seeds = [seed for seed in ours if seed in theirs]
-        difference = {seed: better * (ours[seed] - theirs[seed]) for seed in seeds}
+        seeds = [seed for seed in first.seeds if seed in second.seeds]
+        if measure == "to target":
+            difference = {seed: _earlier(first, second, axis, seed) for seed in seeds}
+        else:
+            better = -1.0 if measure == "rise" or metric.endswith("loss") else 1.0
+            ours, theirs = (_measured(curve, measure, axis, metric, end) for curve in (first, second))
+            difference = {seed: better * (ours[seed] - theirs[seed]) for seed in seeds}
         mean, low, high = _interval(list(difference.values()))
         word: Word = "holds" if low > -margin else "does not hold" if high < -margin else "undecided"
         unit = f"{axis} to {first.target:g}" if measure == "to target" else f"{measure}, {metric} by {axis}"
@@ -52,15 +55,18 @@ def order(curves: Sequence[Curve], *, measure: str, axis: str, metric: str, marg
     return _together(findings)
 
 
-def level(curves: Sequence[Curve], *, measure: str, axis: str, metric: str, value: float, within: float) -> Verdict:
-    """That something is about `value` for each curve."""
+def level(
+    curves: Sequence[Curve], *, measure: str, axis: str, metric: str, value: float, within: float, side: str = "about"
+) -> Verdict:
+    """That something is about `value` for each curve, or at least about so much."""
     end = _common_end(curves, axis)
     findings = []
     for curve in curves:
         found = _measured(curve, "end" if measure == "deviation" else measure, axis, metric, end)
         values = list(found.values())
         mean, low, high = _deviation(values) if measure == "deviation" else _interval(values)
-        inside, outside = value - within <= low <= high <= value + within, high < value - within or low > value + within
+        highest = np.inf if side == "at least" else value + within
+        inside, outside = value - within <= low <= high <= highest, high < value - within or low > highest
         word: Word = "holds" if inside else "does not hold" if outside else "undecided"
         what = f"{curve.label}: {measure if measure != 'end' else f'{metric} at the end'}"
         findings.append(Finding(what, found, mean, low, high, word))
@@ -105,31 +111,45 @@ def _measured(curve: Curve, measure: str, axis: str, metric: str, end: float) ->
         return zero_step_shares(curve)
     if measure == "zero-step share of slow clients":
         return slow_zero_step_shares(curve)
-    if measure == "to target":
-        return {seed: _reached(curve, axis, seed) for seed in curve.seeds}
     found: Callable[[_Points, _Points, float], float] = {"area": _area, "end": _at_end, "rise": _rise}[measure]
     result = {}
     for seed, rows in curve.seeds.items():
         places = np.array([AXES[axis].value(row) for row in rows], dtype=np.float64)
-        result[seed] = found(places, np.array([row[metric] for row in rows], dtype=np.float64), end)
+        values = np.array([row[metric] for row in rows], dtype=np.float64)
+        if seed in curve.troubles:  # what has diverged is worth no more than what was never trained
+            places, values = np.append(places, np.nextafter(places[-1], np.inf)), np.append(values, values[0])
+        result[seed] = found(places, values, end)
     return result
 
 
 def _common_end(curves: Sequence[Curve], axis: str) -> float:
-    """How far every seed of every curve goes."""
-    return min(_end(curve, axis, rows) for curve in curves for rows in curve.seeds.values())
+    """How far every seed of every curve goes, but for those that diverged."""
+    ends = [
+        _end(curve, axis, rows) for curve in curves for seed, rows in curve.seeds.items() if seed not in curve.troubles
+    ]
+    return min(ends or [_end(curve, axis, rows) for curve in curves for rows in curve.seeds.values()])
 
 
 def _end(curve: Curve, axis: str, rows: list[Row]) -> float:
     return curve.end(rows) if axis == "time" else AXES[axis].value(rows[-1])
 
 
-def _reached(curve: Curve, axis: str, seed: int) -> float:
-    """Where a seed first evaluated at the target; one that never did counts as if it had at its end, which is the
-    least that can be said."""
+def _earlier(first: Curve, second: Curve, axis: str, seed: int) -> float:
+    """By how much one arrives at the target before the other. Of one that does not, all that is known is that it is
+    later than its end: the least that can be said counts, which is nothing if neither arrives."""
+    (mine, my_end), (yours, your_end) = (_reached(curve, axis, seed) for curve in (first, second))
+    if mine is not None and yours is not None:
+        return yours - mine
+    if mine is not None:
+        return max(your_end - mine, 0.0)
+    return -max(my_end - yours, 0.0) if yours is not None else 0.0
+
+
+def _reached(curve: Curve, axis: str, seed: int) -> tuple[float | None, float]:
+    """Where a seed first evaluated at the target, if it did and lasted, and where it ended."""
     rows = curve.seeds[seed]
-    first = next((row for row in rows if curve.at_target(row)), None)
-    return _end(curve, axis, rows) if first is None else AXES[axis].value(first)
+    first = None if seed in curve.troubles else next((row for row in rows if curve.at_target(row)), None)
+    return None if first is None else AXES[axis].value(first), _end(curve, axis, rows)
 
 
 def _area(places: _Points, values: _Points, end: float) -> float:

@@ -3,6 +3,7 @@
 import csv
 import json
 from collections.abc import Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +44,15 @@ def conclude(wanted: Reproduction, out: Path, folders: Sequence[RunFolder], comm
     result = {
         "figure": wanted.name,
         "quick": wanted.smaller,
+        "tuned": figure.tuned,
         "verdict": "does not hold" if "does not hold" in words else "holds" if words == {"holds"} else "undecided",
         "claims": claims,
         "curves": {
-            folder.settings.label: {**_numbers(curves[folder.settings.label]), "seconds of each seed": folder.seconds()}
+            folder.settings.label: {
+                **_numbers(curves[folder.settings.label]),
+                "seconds of each seed": folder.seconds(),
+                "ended before their time": folder.troubles,
+            }
             for folder in folders
         },
         **({"fewest bits": fewest_bits(list(curves.values()))} if wanted.figure.compression else {}),
@@ -59,13 +65,13 @@ def conclude(wanted: Reproduction, out: Path, folders: Sequence[RunFolder], comm
 
 
 def fewest_bits(curves: Sequence[Curve]) -> int:
-    """With which, and with every larger number tried, the final metric is within one standard deviation, between seeds,
-    of what it is without compression."""
+    """With which, and with every larger number tried, the final accuracy is at most one standard deviation, between
+    seeds, below what it is without compression."""
     by_bits = {int(curve.settings["codec"]["bits"]): final(curve, curve.metric) for curve in curves}
     most = max(by_bits)
     fewest = most
     for bits in sorted(by_bits, reverse=True):
-        if not abs(by_bits[bits].mean - by_bits[most].mean) <= by_bits[most].deviation:
+        if not by_bits[bits].mean >= by_bits[most].mean - by_bits[most].deviation:
             break
         fewest = bits
     return fewest
@@ -102,8 +108,14 @@ def _judged(claim: Claim, curves: dict[str, Curve]) -> dict[str, Any]:
     if isinstance(claim, Order):
         verdict = verdicts.order(chosen, margin=claim.margin, **common)
     else:
-        verdict = verdicts.level(chosen, value=claim.value, within=claim.within, **common)
-    return {"verdict": verdict.verdict, "findings": [finding._asdict() for finding in verdict.findings]}
+        verdict = verdicts.level(chosen, value=claim.value, within=claim.within, side=claim.side, **common)
+    return {"verdict": verdict.verdict, "findings": [_plain(finding) for finding in verdict.findings]}
+
+
+def _plain(finding: verdicts.Finding) -> dict[str, Any]:
+    """JSON has no infinite numbers."""
+    numbers = {name: getattr(finding, name) for name in ("mean", "low", "high")}
+    return finding._asdict() | {name: value if isfinite(value) else None for name, value in numbers.items()}
 
 
 def _numbers(curve: Curve) -> dict[str, Any]:

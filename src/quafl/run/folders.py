@@ -45,9 +45,9 @@ class RunFolder:
         fixed = self.path / ROWS, self.path / TROUBLES, self.path / SECONDS
         for old in (*fixed, *self.path.glob("model-seed*"), *self.path.glob("checkpoint-seed*")):
             old.unlink(missing_ok=True)
-        self.write_settings()
         with write_atomically(self.path / VERSIONS) as stream:
             json.dump(versions(), stream, indent=2)
+        self.write_settings()  # last: with them, a folder counts as begun
 
     def write_settings(self) -> None:
         """Which seeds there are to be, too."""
@@ -58,7 +58,10 @@ class RunFolder:
     def reopen(cls, path: Path) -> "RunFolder":
         """A folder that an earlier run has begun."""
         (settings,) = load(str(path / SETTINGS))
-        rows = by_seed(read_rows(path / ROWS)) if (path / ROWS).exists() else {}
+        try:
+            rows = by_seed(read_rows(path / ROWS)) if (path / ROWS).exists() else {}
+        except (ValueError, KeyError, TypeError) as error:
+            raise RecordError(f"{path / ROWS} is damaged ({error}); delete it to run its seeds again") from error
         troubles = json.loads((path / TROUBLES).read_text()) if (path / TROUBLES).exists() else {}
         return cls(path, settings, rows, troubles)
 
@@ -73,9 +76,10 @@ class RunFolder:
             with write_atomically(self.model(job.seed, which), "wb") as stream:
                 stream.write(safetensors.torch.save(model))
         known = json.loads((self.path / VERSIONS).read_text(encoding="utf-8"))
-        if not outcome.computed.items() <= known.items():
+        now = known | outcome.computed | {"date": versions()["date"]}
+        if now != known:
             with write_atomically(self.path / VERSIONS) as stream:
-                json.dump(known | outcome.computed, stream, indent=2)
+                json.dump(now, stream, indent=2)
         spent = {**self.seconds(), str(job.seed): round(outcome.seconds, 1)}
         with write_atomically(self.path / SECONDS) as stream:
             json.dump(spent, stream, indent=2)
@@ -105,12 +109,7 @@ class RunFolder:
 def prepare(curves: Sequence[Settings], out: Path, *, overwrite: bool) -> list[RunFolder]:
     """A run folder per curve: `out` itself for a single one, folders in it for several."""
     folders = [RunFolder(out / _slug(curve.label) if len(curves) > 1 else out, curve) for curve in curves]
-    paths = [folder.path for folder in folders]
-    alike = next((path for path in paths if paths.count(path) > 1), None)
-    if alike is not None:
-        raise RecordError(
-            f"two curves would share the folder {alike}; give them labels that differ in letters or digits"
-        )
+    _check_distinct(folders)
     if out.is_dir() and any(out.rglob(SETTINGS)) and not overwrite:
         raise RecordError(
             f"{out} already holds a run; choose another --out, add --overwrite to replace it, or continue it with "
@@ -125,6 +124,7 @@ def prepare(curves: Sequence[Settings], out: Path, *, overwrite: bool) -> list[R
 def accumulate(curves: Sequence[Settings], out: Path) -> list[RunFolder]:
     """A run folder per curve in `out`, in which seeds of earlier sittings count, if they had the same settings."""
     folders = []
+    _check_distinct([RunFolder(out / _slug(curve.label), curve) for curve in curves])
     for curve in curves:
         path = out / _slug(curve.label)
         if not (path / SETTINGS).exists():
@@ -136,7 +136,11 @@ def accumulate(curves: Sequence[Settings], out: Path) -> list[RunFolder]:
             raise RecordError(
                 f"{path} was made with another {', '.join(changed)}; put it back, or choose another --out"
             )
-        seeds = sorted({*before.settings.run.seeds, *curve.run.seeds})
+        made = json.loads((path / VERSIONS).read_text(encoding="utf-8"))
+        other = [f"{name} {made.get(name)}" for name in ("quafl", "torch") if made.get(name) != versions()[name]]
+        if before.rows and other:
+            raise RecordError(f"{path} was made with {' and '.join(other)}; use that again, or choose another --out")
+        seeds = sorted({*before.rows, *curve.run.seeds})
         wanted = curve.model_copy(update={"run": curve.run.model_copy(update={"seeds": seeds})})
         folders.append(RunFolder(path, wanted, before.rows, before.troubles))
     _check(folders)
@@ -146,6 +150,15 @@ def accumulate(curves: Sequence[Settings], out: Path) -> list[RunFolder]:
         else:
             folder.write_settings()
     return folders
+
+
+def _check_distinct(folders: Sequence[RunFolder]) -> None:
+    paths = [folder.path for folder in folders]
+    alike = next((path for path in paths if paths.count(path) > 1), None)
+    if alike is not None:
+        raise RecordError(
+            f"two curves would share the folder {alike}; give them labels that differ in letters or digits"
+        )
 
 
 def _different(one: Any, other: Any, path: str = "") -> list[str]:

@@ -42,6 +42,7 @@ class Level(Section):
     metric: str = "accuracy"
     value: float
     within: NotNegative
+    side: Literal["about", "at least"] = "about"
 
 
 Claim: TypeAlias = Annotated[Order | Level, Field(discriminator="kind")]
@@ -58,6 +59,7 @@ class Figure(Section):
     of: str | None = None  # the figure whose runs it shows in another way
     instead_of: str | None = None  # the figure whose data cannot be had by everybody
     claims: list[Claim] = Field(default=[])
+    tuned: bool = False  # whether learning rates are those that `quafl tune` has found
     compression: bool = False  # whether the curves differ in bits alone: how few are enough?
     grid: dict[str, list[Any]] = Field(default={})  # settings, and the values of each: a map of who is first where
 
@@ -116,7 +118,7 @@ def load_figure(name: str, overrides: Sequence[str] = (), *, quick: bool = False
     smaller, grid = small.pop("smaller"), small.pop("grid", figure.grid)
     if quick:
         figure = figure.model_copy(update={"grid": grid})
-    over = small if quick else {}
+    over, known = small if quick else {}, list(raw["curves"])
     curves = curves_of(deepcopy(raw), overrides, deepcopy(over))
     cells = []
     for values in product(*figure.grid.values()) if figure.grid else ():
@@ -124,6 +126,9 @@ def load_figure(name: str, overrides: Sequence[str] = (), *, quick: bool = False
         changes = [*overrides, *(f"{key}={json.dumps(value)}" for key, value in place.items())]
         cells.append(Cell(place, curves_of(deepcopy(raw), changes, deepcopy(over))))
     labels = [curve.label for curve in curves]
+    strange = next((label for label in labels if label not in known), None)
+    if strange is not None:
+        raise SettingsError(f"--set curves.{strange}: {name} has no such curve; it has {', '.join(known)}")
     for claim in figure.claims:
         unknown = next((label for label in claim.curves if label not in labels), None)
         if unknown is not None:

@@ -35,13 +35,12 @@ def load(source: str, overrides: Sequence[str] = ()) -> list[Settings]:
 
 def curves_of(raw: Raw, overrides: Sequence[str] = (), over: Raw | None = None) -> list[Settings]:
     """The curves of a file that has been read, with a table and then `key=value` overrides laid over all of them."""
-    curves = raw.pop("curves", {})
-    if not isinstance(curves, dict) or not all(isinstance(curve, dict) for curve in curves.values()):
-        raise SettingsError(f'curves = {curves!r}: must be tables, such as [curves."QuAFL"]')
     changes: Raw = over or {}
     for override in overrides:
         changes = merged(changes, _parse_override(override))
-    curves = merged(curves, changes.pop("curves", {}))
+    curves = merged({"curves": raw.pop("curves", {})}, {"curves": changes.pop("curves", {})})["curves"]
+    if not isinstance(curves, dict) or not all(isinstance(curve, dict) for curve in curves.values()):
+        raise SettingsError(f'curves = {curves!r}: must be tables, such as [curves."QuAFL"]')
     if not curves:
         return [_validate(Settings, _DEFAULTS, merged(raw, changes))]
     return [
