@@ -21,9 +21,10 @@ RESULTS = Path(__file__).parents[1] / "docs" / "results"
 INTRODUCTION = """\
 Every figure of the paper is a command: `quafl reproduce --list`. A claim is fixed in the figure's preset before the
 runs. It *holds* when the 95 % interval (Student's) of the paired difference between seeds excludes zero on the right
-side, *does not hold* on the wrong side, and is *undecided* otherwise. Of a seed that never reaches a
-target, only that it is later than its end is known: the least that can be said counts. `area` is the mean up to the common end, `end` the mean over the last tenth, `rise` the
-largest rise between two evaluations. Numbers of curves are mean ± standard deviation over seeds. This page is made by
+side, *does not hold* on the wrong side, and is *undecided* otherwise. Of a seed that never reaches a target, only that
+it is later than its end is known: the least that can be said counts. `area` is the mean up to the common end, `end` the
+mean over the last tenth, `rise` the largest rise between two evaluations. Numbers of curves are mean ± standard
+deviation over seeds. This page is made by
 `python benchmarks/paper.py`."""
 PARTS = {"main": "The paper's main body", "appendix": "The paper's appendix", "beyond": "Beyond the paper"}
 
