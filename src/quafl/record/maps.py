@@ -11,10 +11,12 @@ from quafl.record.summary import Curve, ranked, time_to_target
 from quafl.record.verdicts import order
 
 NOBODY = "nobody"
+_BEHIND = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 2}
 
 
 class First(NamedTuple):
-    """Who reached the target first in a cell, and by how much."""
+    """Who reached the target first in a cell, and by how much before the next algorithm; variants of one, such as QuAFL
+    and QuAFL weighted, are not each other's rivals."""
 
     label: str
     time: float | None  # mean over seeds
@@ -28,9 +30,9 @@ def first(curves: Sequence[Curve]) -> First:
     arrived = [curve for curve in ranked(curves) if len(time_to_target(curve).values) == curve.planned]
     if not arrived:
         return First(NOBODY, None, None, None, clear=False)
-    best, *others = arrived
-    mine = time_to_target(best).mean
-    rivals = [curve for curve in ranked(curves) if curve is not best]
+    best, mine = arrived[0], time_to_target(arrived[0]).mean
+    rivals = [curve for curve in ranked(curves) if _kin(curve) != _kin(best)]
+    others = [curve for curve in arrived if curve in rivals]
     verdict = order([best, rivals[0]], measure="to target", axis="time", metric=best.metric) if rivals else None
     return First(
         best.label,
@@ -39,6 +41,10 @@ def first(curves: Sequence[Curve]) -> First:
         time_to_target(others[0]).mean / mine if others and mine else None,
         clear=verdict is not None and verdict.verdict == "holds",
     )
+
+
+def _kin(curve: Curve) -> str:
+    return curve.label.split()[0]
 
 
 def lines(curves: Sequence[Curve]) -> list[dict[str, Any]]:
@@ -78,7 +84,9 @@ def draw(grid: Mapping[str, Sequence[Any]], firsts: Sequence[First]) -> Figure:
                 hatch=None if found.clear or found.label == NOBODY else "///",
             )
             factor = "" if found.factor is None else f"\n×{found.factor:.2g}"
-            axes.text(i, j + 0.5, found.label.replace(" ", "\n") + factor, ha="center", va="center", fontsize=8)
+            axes.text(
+                i, j + 0.5, found.label.replace(" ", "\n") + factor, ha="center", va="center", fontsize=8, bbox=_BEHIND
+            )
         axes.set(
             xticks=range(len(xs)), xlabel=across, title=f"{panel} = {z}", xlim=(-0.5, len(xs) - 0.5), ylim=(0, len(ys))
         )
