@@ -10,9 +10,11 @@ import json
 import shlex
 import shutil
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from quafl.record.maps import NOBODY
 from quafl.record.rows import read_rows
 from quafl.run.figures import PICTURE, TABLE, VERDICT
 from quafl.settings import Reproduction, figures, load_figure
@@ -65,10 +67,19 @@ def section(wanted: Reproduction) -> list[str]:
         return [*lines, f"Claim: {claims}. **Not yet run**: `quafl reproduce {name}`.", ""]
     found = json.loads(path.read_text(encoding="utf-8"))
     if "first" in found:
+        firsts = Counter(cell["label"] for cell in found["first"])
+        clear = Counter(cell["label"] for cell in found["first"] if cell["clear"])
+        counted = ", ".join(
+            f"{label} in {count}" + (f" (clearly in {clear[label]})" if label != NOBODY else "")
+            for label, count in firsts.most_common()
+        )
         lines += [
-            "Each cell says who is first at the target, and how many times longer the next takes; hatched where the"
+            f"First at the target, of {len(found['first'])} cells: {counted}. A cell says who is first, and how many"
         ]
-        lines += ["95 % interval of the paired difference includes zero.", ""]
+        lines += [
+            "times longer the next algorithm takes; it is hatched where the 95 % interval of the paired difference"
+        ]
+        lines += ["includes zero."]
     else:
         lines += ["| claim | verdict | measured: mean and 95 % interval of the paired difference |", "|---|---|---|"]
         for claim in found["claims"]:
