@@ -40,6 +40,14 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="
 console = Console()
 
 REPORT = "report.html"
+_Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of every curve, e.g. algorithm.lr=0.2."),
+]
+_Jobs = Annotated[
+    int | None, typer.Option("-j", "--jobs", min=1, help="Processes; by default one per core, or per GPU.")
+]
+_Device = Annotated[str | None, typer.Option(help="Where to compute: cpu, cuda, cuda:1.")]
 
 
 @contextmanager
@@ -88,16 +96,11 @@ def run(
         str | None, typer.Argument(metavar="NAME|FILE.toml", help="A built-in experiment, or a settings file.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the results.", file_okay=False)] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of every curve, e.g. algorithm.lr=0.2."),
-    ] = None,
+    set_: _Changes = None,
     only: Annotated[
         list[str] | None, typer.Option("--only", metavar="CURVE", help="Run this curve alone; may be repeated.")
     ] = None,
-    jobs: Annotated[
-        int | None, typer.Option("-j", "--jobs", min=1, help="Processes; by default one per core, or per GPU.")
-    ] = None,
+    jobs: _Jobs = None,
     ray: Annotated[
         str | None,
         typer.Option(help="Spread the runs over the Ray cluster at this address; 'local' starts one here."),
@@ -142,16 +145,12 @@ def reproduce(
     ] = False,
     seeds: Annotated[int | None, typer.Option(min=1, help="How many, from 0 on; earlier ones are kept.")] = None,
     quick: Annotated[bool, typer.Option(help="A small version, to try it out; its verdict says nothing.")] = False,
-    device: Annotated[str | None, typer.Option(help="Where to compute: cpu, cuda, cuda:1.")] = None,
+    device: _Device = None,
     out: Annotated[
         Path, typer.Option(help="Folder for the results, one in it for each figure.", file_okay=False)
     ] = Path("runs/paper"),
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of every curve.")
-    ] = None,
-    jobs: Annotated[
-        int | None, typer.Option("-j", "--jobs", min=1, help="Processes; by default one per core, or per GPU.")
-    ] = None,
+    set_: _Changes = None,
+    jobs: _Jobs = None,
 ) -> None:
     """Reproduce a figure of the paper: its runs, its picture, and whether its claims hold. Given again, it goes on."""
     with _one_sentence():
@@ -250,16 +249,12 @@ def _accumulate(folders: list[runner.RunFolder], jobs: int | None) -> list[str]:
 def tune(
     name: Annotated[str, typer.Argument(metavar="ID", help="A figure's label in the paper.")],
     quick: Annotated[bool, typer.Option(help="Of the small version.")] = False,
-    device: Annotated[str | None, typer.Option(help="Where to compute: cpu, cuda, cuda:1.")] = None,
+    device: _Device = None,
     out: Annotated[
         Path, typer.Option(help="Folder for the results, one in it for each figure.", file_okay=False)
     ] = Path("runs/tune"),
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of every curve.")
-    ] = None,
-    jobs: Annotated[
-        int | None, typer.Option("-j", "--jobs", min=1, help="Processes; by default one per core, or per GPU.")
-    ] = None,
+    set_: _Changes = None,
+    jobs: _Jobs = None,
 ) -> None:
     """Try learning rates for a figure: as many for each algorithm, judged on a part of the training set."""
     with _one_sentence():

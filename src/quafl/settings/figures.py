@@ -19,27 +19,28 @@ PAPER = "paper"  # the folder of the presets
 Axis: TypeAlias = Literal["time", "rounds", "local steps", "megabytes"]
 
 
-class Order(Section):
-    """That curves come in this order, the best first."""
+class _OfCurves(Section):
+    """What is said of some curves."""
 
-    kind: Literal["order"]
     text: str
-    curves: list[str] = Field(min_length=2)
-    measure: Literal["to target", "area", "end", "rise"] = "to target"
+    curves: list[str] = Field(min_length=1)
     axis: Axis = "time"
     metric: str = "accuracy"
+
+
+class Order(_OfCurves):
+    """That they come in this order, the best first."""
+
+    kind: Literal["order"]
+    measure: Literal["to target", "area", "end", "rise"] = "to target"
     margin: NotNegative = 0.0  # by which one may be worse than the next and still be no worse
 
 
-class Level(Section):
-    """That something is about so much for each of the curves; `within` is how far off it may be."""
+class Level(_OfCurves):
+    """That something is about so much for each of them; `within` is how far off it may be."""
 
     kind: Literal["level"]
-    text: str
-    curves: list[str] = Field(min_length=1)
     measure: Literal["end", "zero-step share", "zero-step share of slow clients", "deviation"] = "end"
-    axis: Axis = "time"
-    metric: str = "accuracy"
     value: float
     within: NotNegative
     side: Literal["about", "at least"] = "about"
