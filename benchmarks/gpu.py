@@ -150,6 +150,9 @@ BENCHES: dict[str, list[Callable[[], Bench]]] = {
 }
 
 
+PARTS = [*BENCHES, "in pfl", "choice", "memory", "accuracy 0", "accuracy 1"]
+
+
 def measured(parts: list[str]) -> dict[str, list[dict[str, Any]]]:
     """The speeds of all settings of those parts."""
     names = [(part, number) for part in parts for number in range(len(BENCHES[part]))]
@@ -348,10 +351,13 @@ def in_pfl() -> dict[str, Any]:
 def page() -> None:
     """docs/results/simulator.md, from what was measured."""
     found = json.loads(RESULTS.read_text())
+    absent = [part for part in PARTS if part not in found]
+    missing = f"not measured: {', '.join(absent)}" if absent else "all parts, as `make bench-gpu` runs them"
     lines = [
         "# Speed of the simulator on a GPU",
         "",
-        f"`make bench-gpu`, {found['date']}, {found['device']}, [all of it](simulator-gpu.json). Local steps a second",
+        f"`python benchmarks/gpu.py PART…` ({missing}), {found['date']}, {found['device']};",
+        "[all of it](simulator-gpu.json). Local steps a second",
         "that were drawn, in whole rounds: clients, codec, server; warmed up. Beside them the executor taking the same",
         "steps without messages, clients' states and server, and a bare loop over one model in eager torch. How it",
         "is done: [speed.md](../speed.md).",

@@ -74,12 +74,14 @@ def level(
 
 
 def _together(findings: list[Finding]) -> Verdict:
-    words = {finding.verdict for finding in findings}
-    return Verdict("does not hold" if "does not hold" in words else _only(words), findings)
+    return Verdict(overall([finding.verdict for finding in findings]), findings)
 
 
-def _only(words: set[Word]) -> Word:
-    return "holds" if words == {"holds"} else "undecided"
+def overall(words: Sequence[Word]) -> Word:
+    """Of something that says several things."""
+    if "does not hold" in words:
+        return "does not hold"
+    return "holds" if set(words) == {"holds"} else "undecided"
 
 
 def _interval(values: list[float]) -> tuple[float, float, float]:

@@ -40,12 +40,11 @@ def conclude(wanted: Reproduction, out: Path, folders: Sequence[RunFolder], comm
     with write_atomically(out / PICTURE, "wb") as stream:
         plots.to_png(picture, stream)
     claims = [{"claim": claim.text, **_judged(claim, curves)} for claim in figure.claims]
-    words = {claim["verdict"] for claim in claims}
     result = {
         "figure": wanted.name,
         "quick": wanted.smaller,
         "tuned": figure.tuned,
-        "verdict": "does not hold" if "does not hold" in words else "holds" if words == {"holds"} else "undecided",
+        "verdict": verdicts.overall([claim["verdict"] for claim in claims]),
         "claims": claims,
         "curves": {
             folder.settings.label: {
