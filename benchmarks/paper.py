@@ -3,7 +3,8 @@
     python benchmarks/paper.py [FOLDER]
 
 The folder is runs/paper by default. Of each figure that has been run, its picture, its rows and its verdict are copied
-beside the page; what has been published before and is not in the folder stays.
+beside the page; what has been published before and is not in the folder stays. What is to be said about a result stands
+in a file of its own there, ID.md.
 """
 
 import json
@@ -110,6 +111,9 @@ def section(wanted: Reproduction) -> list[str]:
             lines += ["", "Learning rates are the paper's, for every algorithm; they have not been tuned yet."]
     if "fewest bits" in found:
         lines += ["", f"The fewest bits within one standard deviation of 32: **{found['fewest bits']}**."]
+    remark = path.with_suffix(".md")
+    if remark.exists():
+        lines += ["", *remark.read_text(encoding="utf-8").splitlines()]
     rows = figure.of or name
     made = found["made with"]
     where = made["device"] if made.get("device") != "cpu" else f"a CPU ({made['platform']})"

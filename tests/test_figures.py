@@ -189,7 +189,7 @@ def test_tuning_keeps_the_whole_grid_and_marks_the_best(tmp_path: Path) -> None:
 
 def test_a_map_shows_who_is_first_where(tmp_path: Path) -> None:
     wanted = load_figure("map")
-    assert len(wanted.cells) == 18
+    assert len(wanted.cells) == 27
     for cell in wanted.cells:
         for one in cell.curves:
             assert one.clients.slow == cell.place["clients.slow"]

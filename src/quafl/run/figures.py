@@ -78,10 +78,11 @@ def fewest_bits(curves: Sequence[Curve]) -> int:
 
 def conclude_map(wanted: Reproduction, out: Path, cells: Sequence[list[RunFolder]], command: str) -> dict[str, Any]:
     """Draw who is first where, and write how long each algorithm takes in every cell."""
-    firsts, table = [], []
+    firsts, table, made = [], [], []
     for cell, folders in zip(wanted.cells, cells, strict=True):
         curves = [read_curve(folder.path) for folder in folders]
         firsts.append(maps.first(curves))
+        made += [curve.versions for curve in curves]
         table += [{**cell.place, **line} for line in maps.lines(curves)]
     with write_atomically(out / TABLE) as stream:
         writer = csv.DictWriter(stream, list(table[0]), lineterminator="\n")
@@ -94,7 +95,7 @@ def conclude_map(wanted: Reproduction, out: Path, cells: Sequence[list[RunFolder
         "quick": wanted.smaller,
         "first": [{**cell.place, **first._asdict()} for cell, first in zip(wanted.cells, firsts, strict=True)],
         "command": command,
-        "made with": read_curve(cells[0][0].path).versions,
+        "made with": max(made, key=lambda versions: versions["date"]),  # of several sittings, the last
     }
     with write_atomically(out / VERDICT) as stream:
         json.dump(result, stream, indent=2)

@@ -160,5 +160,6 @@ def _read(name: str) -> Raw:
         below = read_preset(f"{PAPER}/common", raw.pop("extends"))
     other = raw["figure"].get("of")
     if other is not None:
-        below = {key: value for key, value in _read(other).items() if key != "figure"}
+        below = _read(other)
+        raw["figure"].setdefault("tuned", below.pop("figure").get("tuned", False))
     return merged(below, raw)
