@@ -305,7 +305,9 @@ def test_export_of_an_unfinished_run_takes_its_checkpoint(uninterrupted: Path, t
     task, simulation = settings.simulation(0)
     for _ in zip(range(9), simulation, strict=False):
         pass
-    (tmp_path / "settings.toml").write_text(settings.to_toml())
+    elsewhere = settings.to_toml().replace('device = "cpu"', 'device = "cuda:99"')  # which is not needed for it
+    assert "cuda:99" in elsewhere
+    (tmp_path / "settings.toml").write_text(elsewhere)
     checkpoints.save(tmp_path / "checkpoint-seed0.pt", {"simulation": simulation.state()})
     arguments = ["export", str(tmp_path), "--which", "last", "--out", str(tmp_path / "model.safetensors")]
     assert CliRunner().invoke(app, arguments).exit_code == 0

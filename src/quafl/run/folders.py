@@ -55,9 +55,9 @@ class RunFolder:
             stream.write(self.settings.to_toml())
 
     @classmethod
-    def reopen(cls, path: Path) -> "RunFolder":
+    def reopen(cls, path: Path, overrides: Sequence[str] = ()) -> "RunFolder":
         """A folder that an earlier run has begun."""
-        (settings,) = load(str(path / SETTINGS))
+        (settings,) = load(str(path / SETTINGS), overrides)
         try:
             rows = by_seed(read_rows(path / ROWS)) if (path / ROWS).exists() else {}
         except (ValueError, KeyError, TypeError) as error:
@@ -214,7 +214,7 @@ def trained_model(folder: Path, *, seed: int | None, which: Which) -> dict[str, 
         if not path.exists():
             raise RecordError(f"{folder} has no model yet; stop its server, or wait for its end")
         return safetensors.torch.load_file(path)
-    run_folder = RunFolder.reopen(folder)
+    run_folder = RunFolder.reopen(folder, ["run.device=cpu"])  # nothing is trained; the run's own may not be here
     settings = run_folder.settings
     seed = settings.run.seeds[0] if seed is None else seed
     if seed not in settings.run.seeds:
