@@ -17,7 +17,7 @@ from typing import Any
 
 from quafl.record.maps import NOBODY
 from quafl.record.rows import read_rows
-from quafl.run.figures import PICTURE, TABLE, VERDICT
+from quafl.run.figures import BY_MEGABYTES, PICTURE, TABLE, VERDICT
 from quafl.settings import Reproduction, figures, load_figure
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
@@ -49,6 +49,7 @@ def publish(name: str, runs: Path) -> None:
     if (source / TABLE).exists():
         shutil.copyfile(source / TABLE, target / f"{name}.csv")
         return
+    shutil.copyfile(source / BY_MEGABYTES, target / f"{name}-megabytes.png")
     owner = load_figure(name).figure.of or name
     lines: list[str] = []
     for path in sorted((runs / owner / "curves").glob("*/rows.csv")):
@@ -117,7 +118,10 @@ def section(wanted: Reproduction) -> list[str]:
     rows = figure.of or name
     made = found["made with"]
     where = made["device"] if made.get("device") != "cpu" else f"a CPU ({made['platform']})"
-    lines += ["", f"![{name}](paper/{name}.png)", ""]
+    pictures = [
+        f"![{one}](paper/{one}.png)" for one in (name, f"{name}-megabytes") if path.with_name(f"{one}.png").exists()
+    ]
+    lines += ["", *pictures, ""]
     lines += [
         f"`{found['command']}`, {made['date']}, {where}, {made.get('precision', 'float32')}, torch {made['torch']};"
     ]

@@ -19,6 +19,7 @@ import quafl
 from quafl.cli import app
 from quafl.record import checkpoints
 from quafl.record.rows import read_rows
+from quafl.run.jobs import Job, compute
 from quafl.run.pool import places
 from quafl.settings import load
 
@@ -237,6 +238,17 @@ def test_every_process_sees_a_gpu_of_its_own() -> None:
     assert places(3, gpus=0, visible=None) == [None, None, None]
     assert places(3, gpus=2, visible=None) == ["0", "1", "0"]
     assert places(2, gpus=2, visible="3,5") == ["3", "5"]
+
+
+def test_the_seconds_of_all_sittings_count(uninterrupted: Path, tmp_path: Path) -> None:
+    (settings,) = load(str(uninterrupted / "fedbuff" / "settings.toml"))
+    job = Job(settings, 0, tmp_path / "checkpoint-seed0.pt", 60.0)
+    assert compute(job, lambda _: None, lambda: True) is None
+    state = checkpoints.load(job.checkpoint)
+    checkpoints.save(job.checkpoint, state | {"seconds": state["seconds"] + 1000})
+    outcome = compute(job, lambda _: None, lambda: False)
+    assert outcome is not None
+    assert outcome.seconds > 1000
 
 
 def test_a_checkpoint_that_cannot_be_read_is_named(uninterrupted: Path, tmp_path: Path) -> None:

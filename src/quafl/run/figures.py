@@ -14,6 +14,7 @@ from quafl.record.summary import (
     Spread,
     final,
     megabytes,
+    megabytes_to_target,
     read_curve,
     slow_zero_step_shares,
     time_to_target,
@@ -22,23 +23,23 @@ from quafl.record.summary import (
 from quafl.run.folders import RunFolder
 from quafl.settings import Claim, Order, Reproduction
 
-PICTURE, VERDICT, TABLE = "figure.png", "verdict.json", "map.csv"
+PICTURE, BY_MEGABYTES, VERDICT, TABLE = "figure.png", "megabytes.png", "verdict.json", "map.csv"
 
 
 def conclude(wanted: Reproduction, out: Path, folders: Sequence[RunFolder], command: str) -> dict[str, Any]:
-    """Draw the figure and judge its claims; both are written, and what the verdict says is given back."""
+    """Draw the figure, and what its curves reach with how much that they send, and judge its claims; all of it is
+    written, and what the verdict says is given back."""
     curves = {folder.settings.label: read_curve(folder.path) for folder in folders}
     figure = wanted.figure
     goal = next(iter(curves.values())).target if figure.metric == "accuracy" else None
-    picture = plots.draw(
-        list(curves.values()),
-        plots.AXES[figure.axis],
-        plots.column(figure.metric),
-        goal=goal,
-        log=figure.metric.endswith("loss"),
-    )
-    with write_atomically(out / PICTURE, "wb") as stream:
-        plots.to_png(picture, stream)
+    everybody, senders = list(curves.values()), [curve for curve in curves.values() if curve.talks]
+    for name, axis, shown in (
+        (PICTURE, plots.AXES[figure.axis], everybody),
+        (BY_MEGABYTES, plots.MEGABYTES, senders),
+    ):
+        y, log = plots.column(figure.metric), figure.metric.endswith("loss")
+        with write_atomically(out / name, "wb") as stream:
+            plots.to_png(plots.draw(shown, axis, y, goal=goal, log=log), stream)
     claims = [{"claim": claim.text, **_judged(claim, curves)} for claim in figure.claims]
     result = {
         "figure": wanted.name,
@@ -132,7 +133,8 @@ def _numbers(curve: Curve) -> dict[str, Any]:
         **apart,
         f"time to {curve.target:g}": time_to_target(curve).show("{:.0f}"),
         "seeds at the target": len(time_to_target(curve).values),
-        "megabytes": megabytes(curve).show("{:.1f}"),
+        "megabytes": megabytes(curve).show("{:.0f}"),
+        f"megabytes to {curve.target:g}": megabytes_to_target(curve).show("{:.0f}"),
         "zero-step contacts": zero_step_share(curve).show("{:.1%}"),
         "of slow clients": Spread(tuple(slow_zero_step_shares(curve).values())).show("{:.1%}"),
         "messages refined": final(curve, "refined").show("{:.0f}"),

@@ -39,14 +39,15 @@ class Outcome(NamedTuple):
     models: dict[Which, dict[str, Tensor]]
     trouble: str | None  # why it ended before its time
     computed: dict[str, str]  # on what device and how
-    seconds: float  # on the wall, since it was begun or taken up
+    seconds: float  # on the wall, of all sittings
 
 
 def compute(job: Job, on_news: Callable[[News], None], stopping: Callable[[], bool]) -> Outcome | None:
     """One seed, from its checkpoint if there is one; None if it was stopped, and stands in its checkpoint."""
-    trouble, checkpoint, began = None, job.checkpoint, monotonic()
-    before = checkpoints.load(checkpoint).get("made_with", {}) if checkpoint.exists() else {}
-    task, simulation = job.settings.simulation(job.seed, before.get("executor"))
+    trouble, checkpoint = None, job.checkpoint
+    before = checkpoints.load(checkpoint) if checkpoint.exists() else {}
+    began = monotonic() - before.get("seconds", 0.0)
+    task, simulation = job.settings.simulation(job.seed, before.get("made_with", {}).get("executor"))
     device, run = simulation.server.model.device, job.settings.run
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     computed = {"device": name, "executor": simulation.executor, "precision": run.precision}
@@ -62,7 +63,8 @@ def compute(job: Job, on_news: Callable[[News], None], stopping: Callable[[], bo
             stop = stopping()
             if stop or monotonic() > due:
                 saving = monotonic()
-                checkpoints.save(checkpoint, {"made_with": made_with, "simulation": simulation.state()})
+                state = {"made_with": made_with, "simulation": simulation.state(), "seconds": saving - began}
+                checkpoints.save(checkpoint, state)
                 due = monotonic() + max(job.checkpoint_seconds, (monotonic() - saving) / CHECKPOINT_SHARE)
             if stop:
                 return None
