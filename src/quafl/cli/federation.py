@@ -1,0 +1,245 @@
+"""Real federations: `quafl federation | server | client`."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+
+from quafl.cli.terminal import REPORT, complain, conclude, console, one_sentence
+from quafl.record.summary import RecordError, read_curve
+from quafl.settings import SettingsError, load_federation
+
+app = typer.Typer()
+federation = typer.Typer(no_args_is_help=True, help="Real federations: who is in, and who is there.")
+app.add_typer(federation, name="federation")
+
+_Folder = Annotated[Path, typer.Option("--dir", help="The federation's folder.", file_okay=False)]
+_FolderOrKit = Annotated[
+    Path, typer.Option("--dir", help="The federation's folder, or the server's kit.", file_okay=False)
+]
+FOLDER = Path("federation")
+
+
+@federation.command("init")
+def federation_init(
+    names: Annotated[list[str], typer.Argument(metavar="CLIENT…", help="The clients' names.")],
+    server: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where clients reach the server.")],
+    folder: _Folder = FOLDER,
+    valid_days: Annotated[
+        int, typer.Option(help="For how long the authority is good; each certificate is for 360 days at most.")
+    ] = 3650,
+) -> None:
+    """Found a federation: an authority, and a start-up kit with a certificate for every party."""
+    with one_sentence(), _engine() as (_, provision):
+        provision.init(folder, server, names, valid_days=valid_days)
+        console.print(
+            f"{folder / provision.SERVER}: for the machine that is {server}\n"
+            + "\n".join(f"{folder / provision.CLIENTS / name}: for {name}" for name in names)
+            + f"\n{folder / provision.AUTHORITY}: stays with you; whoever has it can admit anybody",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+@federation.command("add")
+def federation_add(
+    name: Annotated[str, typer.Argument(metavar="CLIENT", help="The new client's name.")], folder: _Folder = FOLDER
+) -> None:
+    """Admit one more client; the server need not be restarted."""
+    with one_sentence(), _engine() as (_, provision):
+        console.print(f"{provision.add(folder, name)}: for {name}", highlight=False, soft_wrap=True)
+
+
+@federation.command("renew")
+def federation_renew(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A client, or 'server'.")], folder: _Folder = FOLDER
+) -> None:
+    """Make a new kit, with a new key and certificate, for a party whose certificate ends."""
+    with one_sentence(), _engine() as (_, provision):
+        console.print(
+            f"{provision.renew(folder, name)}: copy its startup folder over the old one at {name}; the old certificate "
+            f"stays good until its end",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+@federation.command("revoke")
+def federation_revoke(
+    name: Annotated[str, typer.Argument(metavar="CLIENT", help="Who is shut out.")], folder: _Folder = FOLDER
+) -> None:
+    """Shut a client out for good, even while the server runs."""
+    with one_sentence(), _engine() as (_, provision):
+        listed = provision.revoke(folder, name)
+        console.print(
+            f"{name} is shut out as soon as {listed} is in the same place in the server's kit", soft_wrap=True
+        )
+
+
+@federation.command("status")
+def federation_status(folder: _FolderOrKit = FOLDER) -> None:
+    """Show who is in, until when, and, on the server's machine, who is there and how far the run is."""
+    with one_sentence(), _engine() as (federated, provision):
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for heading in ("party", "certificate until", ""):
+            table.add_column(heading)
+        for kit in provision.kits(folder):
+            remark = "has ended" if kit.ended else "ends soon" if kit.warning() else ""
+            table.add_row(kit.name, f"{kit.expires:%Y-%m-%d}", remark)
+        kit = folder if (folder / "startup").exists() else folder / provision.SERVER
+        for name in provision.revoked(kit):
+            table.add_row(name, "–", "revoked")
+        console.print(table)
+        status = federated.read_status(kit)
+        console.print("The server has not run here." if status is None else _picture(status))
+
+
+@federation.command("demo")
+def federation_demo(
+    out: Annotated[Path, typer.Option(help="Folder for everything.", file_okay=False)] = Path("runs/federation"),
+    overwrite: Annotated[bool, typer.Option(help="Replace what is in the folder.")] = False,
+) -> None:
+    """Run a whole federation on this machine: certificates, a server, four clients."""
+    with one_sentence(), _engine() as (federated, _):
+        raise typer.Exit(federated.demo(out, overwrite=overwrite))
+
+
+@app.command()
+def server(
+    kit: Annotated[Path, typer.Argument(metavar="KIT", help="The server's start-up kit.")],
+    settings: Annotated[Path, typer.Option(metavar="FILE.toml", help="What is learned, and how.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the run; by default in the kit.", file_okay=False)
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, e.g. algorithm.lr=0.2.")
+    ] = None,
+) -> None:
+    """Be the server of a federation; started again, it goes on where it was."""
+    with one_sentence(), _engine() as (federated, provision):
+        opened = provision.open_kit(kit)
+        if not opened.is_server:
+            raise SettingsError(f"{kit} is the kit of {opened.name}; a server needs the server's")
+        _check_certificate(opened)
+        federated.check_port(opened)
+        folder = (out or kit / federated.RUN).resolve()
+        with provision.in_use(opened), _live() as show:
+            process = federated.ServerProcess(
+                opened, load_federation(str(settings), set_ or []), folder, show, lambda: _conclude_run(folder)
+            )
+            raise typer.Exit(process.serve())
+
+
+@app.command()
+def client(
+    kit: Annotated[Path, typer.Argument(metavar="KIT", help="The client's start-up kit.")],
+    task: Annotated[str, typer.Option(metavar="PACKAGE.MODULE:FUNCTION", help="Makes the model and the local data.")],
+    state: Annotated[
+        Path | None, typer.Option(help="Folder for its checkpoints; by default in the kit.", file_okay=False)
+    ] = None,
+    step_seconds: Annotated[
+        float, typer.Option(min=0, help="Take at least that long for a local step, to leave the machine to others.")
+    ] = 0.0,
+    keep_speed: Annotated[bool, typer.Option(help="Do not tell the server how many steps are taken.")] = False,
+    largest_message_mb: Annotated[float, typer.Option(min=1, help="Refuse larger messages.")] = 2000.0,
+) -> None:
+    """Take part in a federation; started again, it goes on where it was."""
+    with one_sentence(), _engine() as (federated, provision):
+        opened = provision.open_kit(kit)
+        if opened.is_server:
+            raise SettingsError(f"{kit} is the server's kit; a client needs one of its own")
+        _check_certificate(opened)
+        with provision.in_use(opened):
+            process = federated.ClientProcess(
+                opened,
+                task,
+                (state or kit / "state").resolve(),
+                step_seconds=step_seconds,
+                tell_speed=not keep_speed,
+                largest_message_mb=largest_message_mb,
+            )
+            raise typer.Exit(process.take_part())
+
+
+@contextmanager
+def _engine() -> Iterator[tuple[Any, Any]]:
+    """The parts that need NVIDIA FLARE, which is an extra."""
+    try:
+        from quafl.deploy import provision
+        from quafl.run import federation as federated
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("nvflare"):
+            raise
+        complain("real federations need NVIDIA FLARE: pip install 'quafl[federation]'")
+    sys.path.insert(0, str(Path.cwd()))  # where a user's task may be
+    try:
+        yield federated, provision
+    except provision.ProvisionError as error:
+        complain(str(error))
+
+
+def _check_certificate(kit: Any) -> None:
+    sentence = kit.warning()
+    if kit.ended:
+        complain(sentence)
+    if sentence is not None:
+        Console(stderr=True, soft_wrap=True).print(f"quafl: {sentence}", style="yellow", markup=False, highlight=False)
+
+
+@contextmanager
+def _live() -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Shows a run's status as it changes, where there is a terminal."""
+    if not console.is_terminal:
+        yield lambda status: None
+        return
+    live = Live(console=console, transient=True, auto_refresh=False)
+
+    def show(status: dict[str, Any]) -> None:
+        if not live.is_started:
+            live.start()
+        live.update(_picture(status), refresh=True)
+        if not status["running"]:
+            live.stop()
+
+    yield show
+
+
+def _picture(status: dict[str, Any]) -> Table:
+    """Of a federation's run."""
+    scores = ", ".join(f"{name} {value:.3f}" for name, value in status["score"].items() if value is not None)
+    megabytes = (status["bytes_up"] + status["bytes_down"]) / 1e6
+    state = "running" if status["running"] else "not running"
+    table = Table(
+        title=f"{state}: round {status['round']:,}, {status['seconds']:.0f} s, {scores or 'no test data'}, "
+        f"{megabytes:,.2f} MB, {status['refined']} repairs, {status['lost']} lost",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        title_justify="left",
+    )
+    for heading in ("client", "", "contacts", "local steps", "a contact", "dropped"):
+        table.add_column(heading, justify="left" if heading in ("client", "") else "right")
+    for member in status["clients"]:
+        speed = "–" if member["speed"] is None else f"{member['speed']:.1f}"
+        there = "left out" if member["left_out"] else "there" if member["there"] else "away"
+        there = there if status["running"] else "away"
+        counts = f"{member['contacts']:,}", f"{member['steps']:,}", speed, f"{member['dropped']:,}"
+        table.add_row(escape(member["name"]), there, *counts)
+    return table
+
+
+def _conclude_run(folder: Path) -> None:
+    """Of a federation: its table and page, if there was something to judge by."""
+    try:
+        curve = read_curve(folder)
+    except RecordError:
+        console.print(f"The server has no test data; the model is in {folder}", highlight=False, soft_wrap=True)
+        return
+    conclude([curve], folder / REPORT)
