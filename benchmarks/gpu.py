@@ -355,7 +355,7 @@ def page() -> None:
     """docs/results/simulator.md, from what was measured."""
     found = json.loads(RESULTS.read_text())
     absent = [part for part in PARTS if part not in found]
-    missing = f"not measured: {', '.join(absent)}" if absent else "all parts, as `make bench-gpu` runs them"
+    missing = f"not measured: {', '.join(absent)}" if absent else "all parts, in several calls"
     days = " and ".join(sorted(set(found["dates"].values())))
     lines = [
         "# Speed of the simulator on a GPU",
@@ -396,14 +396,15 @@ def _rest(found: dict[str, Any]) -> list[str]:
             if "executor" in row
         )
         lines.append(
-            f"- pfl-research 0.6 itself, its job, the same GPU and run: {theirs:,.0f} local steps a second. "
+            f"- pfl-research 0.6 itself, its job, on the same GPU: {theirs:,.0f} local steps a second. "
             f"The simulator: {ours}."
         )
     ends = {part.split()[-1]: list(rows.items())[-1] for part, rows in found.items() if part.startswith("accuracy")}
     if ends:
         ours = ", ".join(f"{value:.4f} (seed {seed})" for seed, (_, value) in ends.items())
         theirs = json.loads(IN_PFL.read_text())
-        number, end = list(theirs["accuracy"].items())[-1]
+        (number,) = {last for last, _ in ends.values()}
+        end = theirs["accuracy"][number]
         error = (end * (1 - end) / 10_000) ** 0.5
         lines.append(
             f"- pfl's job on CIFAR-10, accuracy after {number} rounds: {ours}, in tf32. pfl itself: {end:.4f} (seed "

@@ -49,7 +49,8 @@ def publish(name: str, runs: Path) -> None:
     if (source / TABLE).exists():
         shutil.copyfile(source / TABLE, target / f"{name}.csv")
         return
-    shutil.copyfile(source / BY_MEGABYTES, target / f"{name}-megabytes.png")
+    if (source / BY_MEGABYTES).exists():
+        shutil.copyfile(source / BY_MEGABYTES, target / f"{name}-megabytes.png")
     owner = load_figure(name).figure.of or name
     lines: list[str] = []
     for path in sorted((runs / owner / "curves").glob("*/rows.csv")):

@@ -19,6 +19,7 @@ import quafl
 from quafl.cli import app
 from quafl.record import checkpoints
 from quafl.record.rows import read_rows
+from quafl.record.summary import RecordError
 from quafl.run.jobs import Job, compute
 from quafl.run.pool import places
 from quafl.settings import load
@@ -312,15 +313,22 @@ def test_export_writes_the_best_or_last_model_as_a_state_dict(two_curves: Path, 
     assert reached == pytest.approx(max(row["accuracy"] for row in rows))
 
 
-def test_export_of_an_unfinished_run_takes_its_checkpoint(uninterrupted: Path, tmp_path: Path) -> None:
+def test_export_of_an_unfinished_run_takes_its_checkpoint(
+    uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one made on a GPU, too, where there is none."""
     settings = load(str(uninterrupted / "fedbuff" / "settings.toml"))[0]
     task, simulation = settings.simulation(0)
     for _ in zip(range(9), simulation, strict=False):
         pass
-    elsewhere = settings.to_toml().replace('device = "cpu"', 'device = "cuda:99"')  # which is not needed for it
+    elsewhere = settings.to_toml().replace('device = "cpu"', 'device = "cuda:99"')
     assert "cuda:99" in elsewhere
     (tmp_path / "settings.toml").write_text(elsewhere)
-    checkpoints.save(tmp_path / "checkpoint-seed0.pt", {"simulation": simulation.state()})
+    with monkeypatch.context() as there:
+        there.setattr(torch.serialization, "location_tag", lambda storage: "cuda:99")
+        checkpoints.save(tmp_path / "checkpoint-seed0.pt", {"simulation": simulation.state()})
+    with pytest.raises(RecordError):
+        checkpoints.load(tmp_path / "checkpoint-seed0.pt")
     arguments = ["export", str(tmp_path), "--which", "last", "--out", str(tmp_path / "model.safetensors")]
     assert CliRunner().invoke(app, arguments).exit_code == 0
     exported = safetensors.torch.load_file(tmp_path / "model.safetensors")

@@ -24,10 +24,10 @@ def save(path: Path, state: dict[str, Any]) -> None:
         torch.save(state, stream)
 
 
-def load(path: Path) -> dict[str, Any]:
-    """What `save` wrote."""
+def load(path: Path, device: str | None = None) -> dict[str, Any]:
+    """What `save` wrote, where it was, or all of it on the device."""
     try:
-        state: dict[str, Any] = torch.load(path, weights_only=True)
+        state: dict[str, Any] = torch.load(path, weights_only=True, map_location=device)
     except (OSError, RuntimeError, ValueError, EOFError, KeyError, BadZipFile, UnpicklingError) as error:
         raise RecordError(f"{path} cannot be read ({type(error).__name__}); delete it to run that seed anew") from error
     return state

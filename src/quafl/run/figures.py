@@ -32,11 +32,10 @@ def conclude(wanted: Reproduction, out: Path, folders: Sequence[RunFolder], comm
     curves = {folder.settings.label: read_curve(folder.path) for folder in folders}
     figure = wanted.figure
     goal = next(iter(curves.values())).target if figure.metric == "accuracy" else None
-    everybody, senders = list(curves.values()), [curve for curve in curves.values() if curve.talks]
-    for name, axis, shown in (
-        (PICTURE, plots.AXES[figure.axis], everybody),
-        (BY_MEGABYTES, plots.MEGABYTES, senders),
-    ):
+    pictures = [(PICTURE, plots.AXES[figure.axis], list(curves.values()))]
+    if figure.axis != "megabytes":
+        pictures.append((BY_MEGABYTES, plots.MEGABYTES, [curve for curve in curves.values() if curve.talks]))
+    for name, axis, shown in pictures:
         y, log = plots.column(figure.metric), figure.metric.endswith("loss")
         with write_atomically(out / name, "wb") as stream:
             plots.to_png(plots.draw(shown, axis, y, goal=goal, log=log), stream)

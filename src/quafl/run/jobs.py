@@ -45,9 +45,9 @@ class Outcome(NamedTuple):
 def compute(job: Job, on_news: Callable[[News], None], stopping: Callable[[], bool]) -> Outcome | None:
     """One seed, from its checkpoint if there is one; None if it was stopped, and stands in its checkpoint."""
     trouble, checkpoint = None, job.checkpoint
-    before = checkpoints.load(checkpoint) if checkpoint.exists() else {}
-    began = monotonic() - before.get("seconds", 0.0)
-    task, simulation = job.settings.simulation(job.seed, before.get("made_with", {}).get("executor"))
+    executor, spent = _before(checkpoint)
+    began = monotonic() - spent
+    task, simulation = job.settings.simulation(job.seed, executor)
     device, run = simulation.server.model.device, job.settings.run
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     computed = {"device": name, "executor": simulation.executor, "precision": run.precision}
@@ -77,6 +77,14 @@ def compute(job: Job, on_news: Callable[[News], None], stopping: Callable[[], bo
     return Outcome(simulation.rows, models, trouble, computed, monotonic() - began)
 
 
+def _before(checkpoint: Path) -> tuple[str | None, float]:
+    """What took the steps of earlier sittings, and their seconds."""
+    if not checkpoint.exists():
+        return None, 0.0
+    state = checkpoints.load(checkpoint, "cpu")
+    return state.get("made_with", {}).get("executor"), state.get("seconds", 0.0)
+
+
 def _alone(job: Job) -> Settings:
     """The settings of the seed alone: it does not depend on what other seeds there are to be."""
     run = job.settings.run.model_copy(update={"seeds": [job.seed]})
@@ -85,7 +93,8 @@ def _alone(job: Job) -> Settings:
 
 def take_up(checkpoint: Path, simulation: Simulation, made_with: dict[str, str] | None = None) -> None:
     """Go on from a checkpoint, if it was made with the same settings and versions."""
-    state = checkpoints.load(checkpoint)
+    here = simulation.server.model.device.type
+    state = checkpoints.load(checkpoint, here if here == "cpu" else None)  # a GPU's run can be looked at without one
     before = state.get("made_with", {})
     if "simulation" not in state:
         raise RecordError(f"{checkpoint} is not a checkpoint of a run; delete it to run that seed anew")

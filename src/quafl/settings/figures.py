@@ -134,6 +134,7 @@ def load_figure(name: str, overrides: Sequence[str] = (), *, quick: bool = False
         unknown = next((label for label in claim.curves if label not in labels), None)
         if unknown is not None:
             raise SettingsError(f"{name} claims something of {unknown!r}, which is none of {', '.join(labels)}")
+    smaller += f", {curves[0].run.until:g} instead of {raw['run']['until']:g} time units"
     return Reproduction(name, figure, curves, cells, tuning, smaller if quick else None)
 
 
