@@ -355,7 +355,7 @@ def page() -> None:
     """docs/results/simulator.md, from what was measured."""
     found = json.loads(RESULTS.read_text())
     absent = [part for part in PARTS if part not in found]
-    missing = f"not measured: {', '.join(absent)}" if absent else "all parts, in several calls"
+    missing = f"not measured: {', '.join(absent)}" if absent else "all parts"
     days = " and ".join(sorted(set(found["dates"].values())))
     lines = [
         "# Speed of the simulator on a GPU",
