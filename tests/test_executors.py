@@ -10,7 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 from torch.nn import functional
+from torch.utils import _pytree as pytree
 
 from quafl import FedAvg, FedBuff, FedNova, Lattice, Plan, QuAFL, Simulation, World, cosine, simulate
 from quafl.codec import QSGD
@@ -18,8 +20,9 @@ from quafl.core.client import newcomer
 from quafl.core.optim import adam, momentum, sgd
 from quafl.core.seams import Algorithm, ClientState, Codec, Optimizer
 from quafl.sim.executors import Choice, Executor, Name, layers
-from quafl.sim.executors.lanes import share_out
+from quafl.sim.executors.lanes import Lane, flatten, lanes_for, share_out, step_of
 from quafl.sim.executors.layers import STACKED, Layers
+from quafl.sim.executors.tracing import opened, trace
 from quafl.tasks import Quadratic, Supervised, digits, partition
 from quafl.tasks.augment import crop_and_flip
 
@@ -346,6 +349,43 @@ def test_a_stack_is_as_wide_as_the_work_is() -> None:
         replace(uneven, typical=lambda: torch.tensor([50, 0, 0, 1, 0, 0])).make("vectorised").name == "vectorised by 2"
     )
     assert replace(uneven, typical=lambda: torch.zeros(6, dtype=torch.int64)).make("vectorised").name.startswith("vec")
+
+
+def test_what_is_compiled_does_not_depend_on_the_data_and_the_seed() -> None:
+    """So that the compiler's cache knows it again: compiling takes a minute."""
+    codes = []
+    for seed in 1, 2:
+        data = digits()
+        hands = partition.iid(data.train, 6, seed=seed)
+        task = Supervised(MODELS["dense"](), hands, batch_size=8, seed=seed, device=DEVICE)
+        lane: Lane = pytree.tree_map(lambda rows: rows[0], lanes_for(newcomer(*task.initial(), sgd(0.1)), 0, 1))
+        graph = trace(step_of(task.pure_gradient, sgd(0.1)), lane)
+        before = [tensor.clone() for tensor in flatten(lane.state)]
+        graph(*pytree.tree_leaves(lane))
+        after = [tensor.clone() for tensor in flatten(lane.state)]
+        constants = opened(graph, lane.factor.device)
+        assert any(len(tensor) == len(data.train[0]) for tensor in constants), "the data are among them"
+        assert not any(node.op == "get_attr" for node in graph.graph.nodes)
+        for tensor, old in zip(flatten(lane.state), before, strict=True):
+            tensor.copy_(old)
+        graph(*pytree.tree_leaves(lane), *constants)
+        for mine, theirs in zip(flatten(lane.state), after, strict=True):
+            assert torch.equal(mine, theirs)
+        codes.append(graph.code)
+    assert codes[0] == codes[1]
+
+
+@pytest.mark.skipif(not GPU, reason="nothing is compiled without a GPU")
+def test_another_seed_is_not_compiled_again() -> None:
+    hits = []
+    for seed in 1, 2:
+        torch._dynamo.reset()
+        hands = partition.iid(digits().train, 6, seed=seed)
+        task = Supervised(MODELS["dense"](), hands, batch_size=8, seed=seed, device=DEVICE)
+        counters.clear()
+        assert choice(task, sgd(0.1), clients=6, sampled=3).make("graph").name == "graph"
+        hits.append(counters["inductor"]["fxgraph_cache_hit"])
+    assert hits[1] == 1
 
 
 def test_a_single_client_at_a_time_needs_no_stack() -> None:

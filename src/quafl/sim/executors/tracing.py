@@ -56,18 +56,36 @@ def _indexes_by_numbers(node: fx.Node) -> bool:
 
 def compiled(graph: fx.GraphModule, lanes: Lane) -> Callable[[Lane], object]:
     """On a GPU, kernels made for this graph; elsewhere, or if that fails, its operations one by one."""
+    constants = opened(graph, lanes.factor.device)
     run: Callable[..., object] = graph
     if lanes.factor.device.type == "cuda":
         try:
             with preserved(lanes), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about tf32, which we have decided, and the compiler's own parts
-                run = torch._inductor.compile(graph, pytree.tree_leaves(lanes))
-                run(*pytree.tree_leaves(lanes))
+                run = torch.compile(graph, fullgraph=True, dynamic=False)
+                run(*pytree.tree_leaves(lanes), *constants)
         except Exception as error:  # whatever a compiler may say
             _log.warning("the local step could not be compiled (%s): it runs uncompiled", first_line(error))
             _log.debug("the compiler's error", exc_info=True)
             run = graph
-    return lambda lanes: run(*pytree.tree_leaves(lanes))
+    return lambda lanes: run(*pytree.tree_leaves(lanes), *constants)
+
+
+def opened(graph: fx.GraphModule, device: torch.device) -> list[Tensor]:
+    """Make the tensors on the device that the graph has for constants, such as a task's data, its last arguments, and
+    give them back: the compiler then knows the graph again that it has compiled for another seed, in its cache."""
+    *_, last = (node for node in graph.graph.nodes if node.op == "placeholder")
+    arguments: dict[str, fx.Node] = {}
+    for node in list(graph.graph.nodes):
+        if node.op != "get_attr" or getattr(graph, node.target).device != device:
+            continue
+        if node.target not in arguments:
+            with graph.graph.inserting_after(last):
+                last = arguments[node.target] = graph.graph.placeholder(node.target)
+        node.replace_all_uses_with(arguments[node.target])
+        graph.graph.erase_node(node)
+    graph.recompile()
+    return [getattr(graph, name) for name in arguments]
 
 
 class preserved:  # used as a statement
