@@ -141,6 +141,22 @@ def test_seeds_accumulate_over_several_sittings(tmp_path: Path) -> None:
     assert (place / "report.html").exists()
 
 
+def test_a_curve_that_two_figures_show_is_computed_once(tmp_path: Path) -> None:
+    reproduce("k-impact-fmnist", *TINY, "--out", str(tmp_path), "--seeds", "2")
+    shown = reproduce("swt-impact-fmnist-rounds", *TINY, "--out", str(tmp_path), "--seeds", "3")
+    names = "k-impact-fmnist", "swt-impact-fmnist-rounds"
+    first, second = (tmp_path / "quick" / name / "curves" for name in names)
+    assert "swt = 0: seed 0, 1 from" in " ".join(shown.split())
+    assert "swt = 5: seed" not in shown
+    known = (first / "k-5" / "rows.csv").read_text()
+    assert (second / "swt-0" / "rows.csv").read_text().startswith(known)
+    for which in "best", "last":
+        kept = f"model-seed1-{which}.safetensors"
+        assert (second / "swt-0" / kept).read_bytes() == (first / "k-5" / kept).read_bytes()
+    seconds = json.loads((second / "swt-0" / "seconds.json").read_text())
+    assert {key: seconds[key] for key in "01"} == json.loads((first / "k-5" / "seconds.json").read_text())
+
+
 def test_seeds_of_other_settings_are_not_mixed_in(tmp_path: Path) -> None:
     reproduce("swt-impact-fmnist-rounds", *TINY, "--out", str(tmp_path), "--seeds", "1")
     args = ["reproduce", "swt-impact-fmnist-rounds", *TINY, "--out", str(tmp_path), "--set", "algorithm.lr=0.1"]

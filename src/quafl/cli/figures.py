@@ -83,6 +83,8 @@ def _reproduce(wanted: Reproduction, out: Path, jobs: int | None, command: str) 
         _map(wanted, place, jobs, command)
         return
     folders = runner.accumulate(wanted.curves, runs)
+    for word in runner.share(folders, place.parent):
+        console.print(word, markup=False, highlight=False, soft_wrap=True)
     troubles = work_off(folders, GO_ON, jobs=jobs)
     place.mkdir(parents=True, exist_ok=True)
     result = runner.conclude(wanted, place, folders, command)

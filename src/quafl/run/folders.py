@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ class RunFolder:
             with write_atomically(self.model(job.seed, which), "wb") as stream:
                 stream.write(safetensors.torch.save(model))
         known = json.loads((self.path / VERSIONS).read_text(encoding="utf-8"))
-        now = known | outcome.computed | {"date": versions()["date"]}
+        now = known | {"date": versions()["date"]} | outcome.computed
         if now != known:
             with write_atomically(self.path / VERSIONS) as stream:
                 json.dump(now, stream, indent=2)
@@ -90,6 +91,15 @@ class RunFolder:
         self.rows[job.seed] = outcome.rows
         write_rows(self.path / ROWS, [row for known in sorted(self.rows) for row in self.rows[known]])
         job.checkpoint.unlink(missing_ok=True)
+
+    def outcome(self, seed: int) -> Outcome:
+        """A finished seed, as it was when it was added."""
+        kinds: tuple[Which, ...] = "best", "last"
+        kept = {which: self.model(seed, which) for which in kinds if self.model(seed, which).exists()}
+        models = {which: safetensors.torch.load_file(path) for which, path in kept.items()}
+        made = json.loads((self.path / VERSIONS).read_text(encoding="utf-8"))
+        seconds = self.seconds().get(str(seed), 0.0)
+        return Outcome(self.rows[seed], models, self.troubles.get(str(seed)), made, seconds)
 
     def seconds(self) -> dict[str, float]:
         """What each finished seed has taken, on the wall."""
@@ -136,8 +146,7 @@ def accumulate(curves: Sequence[Settings], out: Path) -> list[RunFolder]:
             raise RecordError(
                 f"{path} was made with another {', '.join(changed)}; put it back, or choose another --out"
             )
-        made = json.loads((path / VERSIONS).read_text(encoding="utf-8"))
-        other = [f"{name} {made.get(name)}" for name in ("quafl", "torch") if made.get(name) != versions()[name]]
+        other = _other_versions(path)
         if before.rows and other:
             raise RecordError(f"{path} was made with {' and '.join(other)}; use that again, or choose another --out")
         seeds = sorted({*before.rows, *curve.run.seeds})
@@ -150,6 +159,33 @@ def accumulate(curves: Sequence[Settings], out: Path) -> list[RunFolder]:
         else:
             folder.write_settings()
     return folders
+
+
+def share(folders: Sequence[RunFolder], among: Path) -> list[str]:
+    """What other curves below `among` have finished with the same settings need not be computed again: it is taken
+    over, and said."""
+    words = []
+    wanted = [(folder, tomllib.loads(folder.settings.to_toml())) for folder in folders]
+    for path in sorted(place.parent for place in among.rglob(SETTINGS)):
+        known = tomllib.loads((path / SETTINGS).read_text(encoding="utf-8"))
+        for folder, settings in wanted:
+            alike = set(_different(known, settings)) <= {"label"}
+            if path == folder.path or not alike or _other_versions(path):
+                continue
+            other = RunFolder.reopen(path)
+            taken = [job for job in folder.jobs(inf) if job.seed in other.rows]
+            for job in taken:
+                folder.add(job, other.outcome(job.seed))
+            if taken:
+                seeds = ", ".join(str(job.seed) for job in taken)
+                words.append(f"{folder.settings.label}: seed {seeds} from {other.path}, which has the same settings")
+    return words
+
+
+def _other_versions(path: Path) -> list[str]:
+    """What a folder was made with that is not what there is now, and may give other numbers."""
+    made = json.loads((path / VERSIONS).read_text(encoding="utf-8"))
+    return [f"{name} {made.get(name)}" for name in ("quafl", "torch") if made.get(name) != versions()[name]]
 
 
 def _check_distinct(folders: Sequence[RunFolder]) -> None:
