@@ -60,6 +60,20 @@ def publish(name: str, runs: Path) -> None:
     (target / f"{owner}.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
+def findings(heading: str, claims: list[dict[str, Any]]) -> list[str]:
+    """A table of what is said, and what was measured."""
+    lines = [f"| {heading} | verdict | measured: mean and 95 % interval of the paired difference |", "|---|---|---|"]
+    for claim in claims:
+        measured = "; ".join(
+            f"{one['what']}: {one['mean']:.4g} [{one['low']:.4g}, {one['high']:.4g}]"
+            if one["low"] is not None
+            else f"{one['what']}: too few seeds"
+            for one in claim["findings"]
+        )
+        lines.append(f"| {claim['claim']} | **{claim['verdict']}** | {measured} |")
+    return lines
+
+
 def section(wanted: Reproduction) -> list[str]:
     name, figure = wanted.name, wanted.figure
     path = RESULTS / "paper" / f"{name}.json"
@@ -87,15 +101,9 @@ def section(wanted: Reproduction) -> list[str]:
         ]
         lines += ["counting them so, fewer cells are clear)."]
     else:
-        lines += ["| claim | verdict | measured: mean and 95 % interval of the paired difference |", "|---|---|---|"]
-        for claim in found["claims"]:
-            measured = "; ".join(
-                f"{one['what']}: {one['mean']:.4g} [{one['low']:.4g}, {one['high']:.4g}]"
-                if one["low"] is not None
-                else f"{one['what']}: too few seeds"
-                for one in claim["findings"]
-            )
-            lines.append(f"| {claim['claim']} | **{claim['verdict']}** | {measured} |")
+        lines += findings("claim", found["claims"])
+        if found.get("questions"):
+            lines += ["", *findings("not claimed by the paper", found["questions"])]
         keys = [
             key
             for key in next(iter(found["curves"].values()))

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from quafl.cli import app
 from quafl.record.maps import NOBODY, draw, first
 from quafl.record.summary import Curve
+from quafl.record.verdicts import overall
 from quafl.run import accumulate
 from quafl.run.figures import fewest_bits
 from quafl.settings import SettingsError, figures, load_figure
@@ -63,6 +64,15 @@ def test_an_unknown_figure_is_named_and_the_known_ones_listed() -> None:
 def test_every_algorithm_is_given_as_many_learning_rates() -> None:
     with pytest.raises(ValueError, match="tries 2 learning rates, and 1·3 pairs for FedBuff"):
         Tuning(lr=[0.1, 0.2], fedbuff_lr=[0.1], server_lr=[0.1, 0.2, 0.3])
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_what_is_said_of_one_curve_counts_more_than_what_is_said_of_all(quick: bool) -> None:
+    changes = ["curves.QuAFL weighted.algorithm.lr=0.7", "algorithm.lr=0.5", "curves.QuAFL.codec.bits=6"]
+    curves = {one.label: one for one in load_figure("time", changes, quick=quick).curves}
+    assert curves["QuAFL weighted"].algorithm.lr == 0.7
+    assert curves["QuAFL"].algorithm.lr == curves["FedAvg"].algorithm.lr == 0.5
+    assert [curves[name].codec.bits for name in ("QuAFL", "QuAFL weighted")] == [6, 14]
 
 
 @pytest.mark.parametrize("name", figures())
@@ -131,6 +141,7 @@ def test_seeds_accumulate_over_several_sittings(tmp_path: Path) -> None:
     assert rows.read_text().startswith(before)
     verdict = json.loads((place / "verdict.json").read_text())
     assert verdict["quick"]
+    assert verdict["questions"] == []
     assert verdict["curves"]["swt = 5"]["seeds"] == [0, 1, 2]
     assert verdict["command"].startswith(
         "quafl reproduce swt-impact-fmnist-rounds --seeds 3 --quick --set run.until=12"
@@ -155,6 +166,14 @@ def test_a_curve_that_two_figures_show_is_computed_once(tmp_path: Path) -> None:
         assert (second / "swt-0" / kept).read_bytes() == (first / "k-5" / kept).read_bytes()
     seconds = json.loads((second / "swt-0" / "seconds.json").read_text())
     assert {key: seconds[key] for key in "01"} == json.loads((first / "k-5" / "seconds.json").read_text())
+
+
+def test_what_the_paper_does_not_claim_is_judged_and_no_part_of_the_verdict(tmp_path: Path) -> None:
+    shown = reproduce("accuracy-vs-time-fmnist", *TINY, "--out", str(tmp_path), "--seeds", "3", "--set", "run.target=0")
+    assert "and needs fewer megabytes than FedAvg (not the paper's claim)" in shown
+    verdict = json.loads((tmp_path / "quick" / "accuracy-vs-time-fmnist" / "verdict.json").read_text())
+    assert [len(question["findings"]) for question in verdict["questions"]] == [1, 1]
+    assert verdict["verdict"] == overall([claim["verdict"] for claim in verdict["claims"]])
 
 
 def test_seeds_of_other_settings_are_not_mixed_in(tmp_path: Path) -> None:

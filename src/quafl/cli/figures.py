@@ -2,7 +2,7 @@
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich import box
@@ -89,16 +89,20 @@ def _reproduce(wanted: Reproduction, out: Path, jobs: int | None, command: str) 
     place.mkdir(parents=True, exist_ok=True)
     result = runner.conclude(wanted, place, folders, command)
     for claim in result["claims"]:
-        console.print(f"  {claim['verdict']}: {claim['claim']}", markup=False)
-        for finding in claim["findings"]:
-            interval = (
-                "too few seeds" if finding["low"] is None else f"from {finding['low']:.4g} to {finding['high']:.4g}"
-            )
-            mean = "–" if finding["mean"] is None else f"{finding['mean']:.4g}"
-            console.print(f"      {finding['what']}: {mean}, {interval}", markup=False, highlight=False)
+        _tell(claim)
+    for question in result["questions"]:
+        _tell(question, " (not the paper's claim)")
     conclude([read_curve(folder.path) for folder in folders], place / REPORT)
     for trouble in troubles:
         console.print(trouble, style="yellow", markup=False)
+
+
+def _tell(claim: dict[str, Any], remark: str = "") -> None:
+    console.print(f"  {claim['verdict']}: {claim['claim']}{remark}", markup=False)
+    for finding in claim["findings"]:
+        interval = "too few seeds" if finding["low"] is None else f"from {finding['low']:.4g} to {finding['high']:.4g}"
+        mean = "–" if finding["mean"] is None else f"{finding['mean']:.4g}"
+        console.print(f"      {finding['what']}: {mean}, {interval}", markup=False, highlight=False)
 
 
 def _map(wanted: Reproduction, out: Path, jobs: int | None, command: str) -> None:

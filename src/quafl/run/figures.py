@@ -39,13 +39,17 @@ def conclude(wanted: Reproduction, out: Path, folders: Sequence[RunFolder], comm
         y, log = plots.column(figure.metric), figure.metric.endswith("loss")
         with write_atomically(out / name, "wb") as stream:
             plots.to_png(plots.draw(shown, axis, y, goal=goal, log=log), stream)
-    claims = [{"claim": claim.text, **_judged(claim, curves)} for claim in figure.claims]
+    claims, questions = (
+        [{"claim": claim.text, **_judged(claim, curves)} for claim in some]
+        for some in (figure.claims, figure.questions)
+    )
     result = {
         "figure": wanted.name,
         "quick": wanted.smaller,
         "tuned": figure.tuned,
         "verdict": verdicts.overall([claim["verdict"] for claim in claims]),
         "claims": claims,
+        "questions": questions,
         "curves": {
             folder.settings.label: {
                 **_numbers(curves[folder.settings.label]),

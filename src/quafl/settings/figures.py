@@ -60,6 +60,7 @@ class Figure(Section):
     of: str | None = None  # the figure whose runs it shows in another way
     instead_of: str | None = None  # the figure whose data cannot be had by everybody
     claims: list[Claim] = Field(default=[])
+    questions: list[Claim] = Field(default=[])  # beside the paper, and no part of the verdict
     tuned: bool = False  # whether learning rates are those that `quafl tune` has found
     compression: bool = False  # whether the curves differ in bits alone: how few are enough?
     grid: dict[str, list[Any]] = Field(default={})  # settings, and the values of each: a map of who is first where
@@ -130,10 +131,10 @@ def load_figure(name: str, overrides: Sequence[str] = (), *, quick: bool = False
     strange = next((label for label in labels if label not in known), None)
     if strange is not None:
         raise SettingsError(f"--set curves.{strange}: {name} has no such curve; it has {', '.join(known)}")
-    for claim in figure.claims:
+    for claim in [*figure.claims, *figure.questions]:
         unknown = next((label for label in claim.curves if label not in labels), None)
         if unknown is not None:
-            raise SettingsError(f"{name} claims something of {unknown!r}, which is none of {', '.join(labels)}")
+            raise SettingsError(f"{name} says something of {unknown!r}, which is none of {', '.join(labels)}")
     smaller += f", {curves[0].run.until:g} instead of {raw['run']['until']:g} time units"
     return Reproduction(name, figure, curves, cells, tuning, smaller if quick else None)
 

@@ -3,6 +3,7 @@
 import tomllib
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from functools import reduce
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -34,21 +35,22 @@ def load(source: str, overrides: Sequence[str] = ()) -> list[Settings]:
 
 
 def curves_of(raw: Raw, overrides: Sequence[str] = (), over: Raw | None = None) -> list[Settings]:
-    """The curves of a file that has been read, with a table and then `key=value` overrides laid over all of them."""
+    """The curves of a file that has been read, with a table and then `key=value` overrides laid over all of them; what
+    is said of one curve counts more than what is said of all."""
     changes: Raw = over or {}
     for override in overrides:
         changes = merged(changes, _parse_override(override))
-    curves = merged({"curves": raw.pop("curves", {})}, {"curves": changes.pop("curves", {})})["curves"]
+    single = changes.pop("curves", {})
+    curves = merged({"curves": raw.pop("curves", {})}, {"curves": single})["curves"]
     if not isinstance(curves, dict) or not all(isinstance(curve, dict) for curve in curves.values()):
         raise SettingsError(f'curves = {curves!r}: must be tables, such as [curves."QuAFL"]')
     if not curves:
         return [_validate(Settings, _DEFAULTS, merged(raw, changes))]
-    return [
-        _validate(
-            Settings, _DEFAULTS, merged(merged({**raw, "label": label}, curve), changes), f" (in curve {label!r})"
-        )
-        for label, curve in curves.items()
-    ]
+    found = []
+    for label, curve in curves.items():
+        whole = reduce(merged, [curve, changes, single.get(label, {})], {**raw, "label": label})
+        found.append(_validate(Settings, _DEFAULTS, whole, f" (in curve {label!r})"))
+    return found
 
 
 def load_federation(source: str, overrides: Sequence[str] = ()) -> FederationSettings:
