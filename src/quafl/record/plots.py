@@ -3,12 +3,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from io import StringIO
-from typing import IO
+from typing import IO, NamedTuple
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 from numpy.typing import NDArray
 
 from quafl.record.rows import Row
@@ -24,6 +25,8 @@ COLOURS = {
     "Baseline": "#666666",
 }
 OTHERS = ["#56B4E9", "#332288", "#882255", "#117733", "#DDCC77", "#999933", "#AA4499", "#44AA99"]
+LINES = ["-", "--", ":", "-."]
+BEGINNING = 10  # of 200 places on a curve: what it does there, far from all others, need not be seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +55,22 @@ def column(name: str) -> Axis:
     return Axis(name, lambda row: row[name])
 
 
-def colour_of(curves: Sequence[Curve]) -> dict[str, str]:
-    """A curve's colour by its label."""
-    spare = iter(OTHERS * len(curves))
-    return {curve.label: COLOURS.get(curve.label) or next(spare) for curve in curves}
+class Look(NamedTuple):
+    """Of a curve."""
+
+    colour: str
+    line: str
+
+
+def looks(curves: Sequence[Curve]) -> dict[str, Look]:
+    """By label; variants of an algorithm, such as "QuAFL, 4 bits", have its colour, and lines of their own."""
+    spare, lines = iter(OTHERS * len(curves)), {name: iter(LINES * len(curves)) for name in COLOURS}
+    found = {}
+    for curve in curves:
+        algorithm = curve.label.split(",")[0]
+        known = algorithm in COLOURS
+        found[curve.label] = Look(COLOURS[algorithm], next(lines[algorithm])) if known else Look(next(spare), "-")
+    return found
 
 
 def draw(curves: Sequence[Curve], x: Axis, y: Axis, *, goal: float | None = None, log: bool = False) -> Figure:
@@ -67,20 +82,25 @@ def draw(curves: Sequence[Curve], x: Axis, y: Axis, *, goal: float | None = None
 
 
 def _panel(axes: Axes, curves: Sequence[Curve], x: Axis, y: Axis, goal: float | None, log: bool) -> None:
-    colours = colour_of(curves)
-    for curve in curves:
+    shown = [] if goal is None else [goal]
+    for curve, (colour, line) in zip(curves, looks(curves).values(), strict=True):
         grid, values = _on_common_grid(curve, x, y)
         middle = values.mean(axis=0)
-        axes.plot(grid, middle, color=colours[curve.label], label=curve.label, linewidth=1.8)
+        axes.plot(grid, middle, color=colour, linestyle=line, label=curve.label, linewidth=1.8)
         if len(values) > 1:
             spread = values.std(axis=0, ddof=1)
-            axes.fill_between(
-                grid, middle - spread, middle + spread, color=colours[curve.label], alpha=0.18, linewidth=0
-            )
+            axes.fill_between(grid, middle - spread, middle + spread, color=colour, alpha=0.18, linewidth=0)
+        shown += [*middle[BEGINNING:]]
     if goal is not None:
         axes.axhline(goal, color="#999999", linewidth=0.8, linestyle="--")
+    margin = 0.06 * (max(shown) - min(shown))
     if log:
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_locator(LogLocator(subs=(2, 3, 5)))
+        axes.yaxis.set_minor_formatter("{x:g}")
+    elif margin > 0:
+        axes.set_ylim(min(shown) - margin, max(shown) + margin)
     axes.set(xlabel=x.label, ylabel=y.label)
     axes.set_xlim(left=0)
     axes.grid(alpha=0.25)

@@ -108,12 +108,12 @@ def _talking(curves: Sequence[Curve]) -> list[Curve]:
 
 
 def _table(curves: Sequence[Curve]) -> str:
-    colours = plots.colour_of(curves)
+    looks = plots.looks(curves)
     headings, lines = table(curves)
     head = "".join(f"<th>{escape(text)}</th>" for text in headings)
     rows = ""
     for label, *cells in lines:
-        swatch = f'<span class="swatch" style="background:{colours[label]}"></span>'
+        swatch = f'<span class="swatch" style="background:{looks[label].colour}"></span>'
         rows += f"<tr><td>{swatch}{escape(label)}</td>" + "".join(f"<td>{escape(c)}</td>" for c in cells) + "</tr>"
     return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
 
