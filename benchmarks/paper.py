@@ -4,7 +4,7 @@
 
 The folder is runs/paper by default. Of each figure that has been run, its picture, its rows and its verdict are copied
 beside the page; what has been published before and is not in the folder stays. What is to be said about a result stands
-in a file of its own there, ID.md.
+in a file of its own there, ID.md, and what is to be said about all of them in summary.md.
 """
 
 import json
@@ -138,8 +138,12 @@ def section(wanted: Reproduction) -> list[str]:
     return lines
 
 
-def word(found: dict[str, Any]) -> str:
-    return found.get("verdict", "a map")
+def words(path: Path) -> str:
+    """What is said of a figure in a line: each of its claims has its verdict."""
+    if not path.exists():
+        return "not yet run"
+    found = json.loads(path.read_text(encoding="utf-8"))
+    return "; ".join(f"**{claim['verdict']}**: {claim['claim']}" for claim in found.get("claims", [])) or "a map"
 
 
 def main(runs: Path) -> None:
@@ -151,13 +155,14 @@ def main(runs: Path) -> None:
         "",
         *INTRODUCTION.splitlines(),
         "",
+        *(RESULTS / "paper" / "summary.md").read_text(encoding="utf-8").splitlines(),
+        "",
         "| figure | | verdict |",
         "|---|---|---|",
     ]
     wanted = [load_figure(name) for name in names]
     for one in wanted:
-        path = RESULTS / "paper" / f"{one.name}.json"
-        verdict = word(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else "not yet run"
+        verdict = words(RESULTS / "paper" / f"{one.name}.json")
         lines.append(f"| [{one.name}](#{one.name.lower()}) | {one.figure.setting} | {verdict} |")
     for part, title in PARTS.items():
         lines += ["", f"## {title}", ""]
