@@ -1,5 +1,5 @@
-"""The real clients, as the server sees them. Replies are read, decoded and judged here, each in its own thread, as they
-arrive: what the algorithm gets is sound, or is not there."""
+"""The real clients, as the server sees them. Replies are decoded and judged each in its own thread, as they arrive:
+what the algorithm gets is sound, or is not there."""
 
 import logging
 from collections import deque
@@ -7,8 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from math import inf, isfinite, isnan, nan
-from statistics import median
+from math import inf, nan
 from threading import Condition, Event
 from time import monotonic
 from typing import Any, TypeAlias
@@ -19,7 +18,6 @@ from torch import Tensor
 from quafl.codec import Identity, wire
 from quafl.codec.identity import IDENTITY
 from quafl.codec.packets import make_packet
-from quafl.core.rows import distance
 from quafl.core.seams import (
     Algorithm,
     Answer,
@@ -37,8 +35,8 @@ from quafl.core.seams import (
 from quafl.deploy import messages
 from quafl.deploy.clock import Stopped, TimeUp
 from quafl.deploy.journal import Journal
+from quafl.deploy.judge import Judge
 from quafl.deploy.messages import (
-    NOT_TOLD,
     Accepted,
     Broken,
     Contact,
@@ -62,10 +60,7 @@ AskClient: TypeAlias = Callable[[str, bytes, float], Octets]  # to whom, octets,
 
 RECENT = 8  # contacts
 GLANCE = 0.5  # seconds between two looks at whether to stop
-USUAL = 64  # accepted replies whose distances are remembered
-FEW = 8  # of them, below which nobody knows what is usual
 LONGEST_EXCLUSION = 3600.0  # seconds
-LARGEST_STATISTIC = 1e12  # of batch norm, say: far from what would spoil a mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +141,8 @@ class NetworkFleet:
         self.finished = False
         self._ask_client, self._codecs, self._journal, self._welcome = ask, codecs, journal, welcome
         self._limits, self._stop = limits, stop
-        self._sends_models = algorithm.compressed == "both ways"  # else displacements, which have no key
+        self._judge = Judge(algorithm, codecs.up, limits.far)
         self._answers_later = algorithm.answers == "when done"
-        self._budget = int(algorithm.budget(torch.ones(1)))
         self._server = start
         self._changed = Condition()  # guards what follows
         self._members: dict[str, Member] = {}
@@ -156,7 +150,6 @@ class NetworkFleet:
         self._owing: dict[str, bytes] = {}  # by name: the contact that the client has not answered yet
         self._arrived: list[_Arrival] = []
         self._failed: list[int] = []
-        self._usual: deque[float] = deque(maxlen=USUAL)
         self._started = False
         self._serial = 0  # of the last contact
         self.ends_at = inf  # when nobody is waited for any more, in monotonic seconds
@@ -253,7 +246,7 @@ class NetworkFleet:
             return {
                 "totals": asdict(self.totals),
                 "serial": self._serial,
-                "usual": list(self._usual),
+                "usual": self._judge.usual(),
                 "members": {name: {key: getattr(m, key) for key in kept} for name, m in self._members.items()},
                 "owing": {name: {"ticket": ticket.hex(), "round": asked} for name, ticket, asked in (*owing, *arrived)},
             }
@@ -264,7 +257,7 @@ class NetworkFleet:
         with self._changed:
             self.totals = Totals(**state["totals"])
             self._serial = state["serial"]
-            self._usual.extend(state["usual"])
+            self._judge.learn(state["usual"])
             self._members = {name: Member(name, **values) for name, values in state["members"].items()}
             self.size = max(self.size, len(self._members))
             for name, owed in state["owing"].items():
@@ -435,7 +428,10 @@ class NetworkFleet:
                     self.totals.lost += 1
             _log.warning("%s, round %d: its progress was not finite", member.name, question.note.round)
             return None
-        arrival = self._judge(member, question, message)
+        asked, server = question.note.round, self._server if question.server is None else question.server
+        vector, exact = self._judge.read(message, asked, server, self._refine_of(member, ticket))
+        steps = max(message.steps, 0)
+        arrival = _Arrival(member, ticket, asked, vector, exact, steps, message.distance, message.speed)
         self._journal.add(member.name, ticket, octets)
         with self._changed:
             if not self._settle(member, ticket):
@@ -449,45 +445,7 @@ class NetworkFleet:
             self._changed.notify_all()
         return None
 
-    def _judge(self, member: Member, question: _Question, reply: Reply) -> _Arrival:
-        """WireError or DecodeError for what cannot be, or is not to be believed."""
-        asked = question.note.round
-        if reply.round != asked:
-            raise WireError(f"answers round {reply.round}, was asked about round {asked}")
-        if not (reply.steps == NOT_TOLD or 0 <= reply.steps <= self._budget):
-            raise WireError(f"says that it took {reply.steps} steps, could take at most {self._budget}")
-        if not (isfinite(reply.distance) and reply.distance >= 0):
-            raise WireError(f"measured a distance of {reply.distance}")
-        if not (isnan(reply.speed) or 0 <= reply.speed <= self._budget):
-            raise WireError(f"says that its speed is {reply.speed} steps a contact, could be at most {self._budget}")
-        packet, up = wire.from_bytes(reply.packet), self._codecs.up
-        if len(packet.exact) and float(packet.exact.abs().max()) > LARGEST_STATISTIC:
-            raise WireError(f"has full-precision values of up to {float(packet.exact.abs().max()):.3g}")
-        form, expected = (packet.kind, packet.bits, packet.dtype), ("base", up.bits, torch.float32)
-        if form != expected or len(packet.exact) != len(self._server.buffers):
-            raise WireError(
-                f"sent a message of the form {form} with {len(packet.exact)} exact values, expected {expected} with "
-                f"{len(self._server.buffers)}"
-            )
-        key = self._server.model if question.server is None else question.server.model
-        vector = up.decode(packet, key=key, refine=self._refine_of(member, reply.ticket, packet))
-        away = float(distance(vector, key) if self._sends_models else vector.norm())
-        self._believe(max(away, reply.distance), key)
-        with self._changed:
-            if away > 0:  # a client that has just come has not gone anywhere, which says nothing
-                self._usual.append(away)
-        return _Arrival(
-            member=member,
-            ticket=reply.ticket,
-            round=asked,
-            vector=vector,
-            exact=packet.exact.clone(),  # not a view that keeps the whole message
-            steps=max(reply.steps, 0),
-            distance=reply.distance,
-            speed=reply.speed,
-        )
-
-    def _refine_of(self, member: Member, ticket: bytes, packet: Packet) -> Refine:
+    def _refine_of(self, member: Member, ticket: bytes) -> Refine:
         def refine(row: int, request: Packet) -> Packet:
             question = messages.to_bytes(Repair(ticket, wire.to_bytes(request)))
             back = self._journal.get(member.name, question) or self._ask(member, question)
@@ -498,18 +456,10 @@ class NetworkFleet:
                     raise DecodeError(f"was asked for a repair, sent a {type(other).__name__}")
             self._journal.add(member.name, question, back)
             with self._changed:
-                self.totals.refined += request.sent == packet.bits
+                self.totals.refined += request.sent == self._codecs.up.bits
             return refinement
 
         return refine
-
-    def _believe(self, away: float, key: Tensor) -> None:
-        """Compare with the usual distance. A client that was away for long may well be as far as the model is large."""
-        far, size = self._limits.far, float(key.norm())
-        with self._changed:
-            usual = median(self._usual) if len(self._usual) >= FEW else max(size, len(key) ** 0.5)
-        if not isfinite(away) or away > max(far * usual, 2 * size):
-            raise WireError(f"its model is {away:.3g} away, more than {far:g} times the usual {usual:.3g}")
 
     def _ask(self, member: Member, octets: bytes) -> Octets:
         with self._changed:
