@@ -25,10 +25,13 @@ INTRODUCTION = """\
 Every figure of the paper is a command: `quafl reproduce --list`. A claim is fixed in the figure's preset before the
 runs. It *holds* when the 95 % interval (Student's) of the paired difference between seeds excludes zero on the right
 side, *does not hold* on the wrong side, and is *undecided* otherwise. Of a seed that never reaches a target, only that
-it is later than its end is known: the least that can be said counts. `area` is the mean up to the common end, `end` the
-mean over the last tenth, `rise` the largest rise between two evaluations. Numbers of curves are mean ± standard
-deviation over seeds. This page is made by
-`python benchmarks/paper.py`."""
+it is later than its end is known: the least that can be said counts, and is marked `at least`. `area` is the mean up to
+the common end, `end` the mean over the last tenth, `rise` the largest rise between two evaluations after the first
+tenth. What is said of single curves is the mean over seeds, or, as `deviation`, the standard deviation of their ends with
+its interval by the χ² law. Numbers of curves are mean ± standard deviation over seeds. No interval is corrected for there
+being many of them, and figures that show the same runs are not independent. Learning rates were tuned once for each kind
+of task, or taken from the paper; presets say which. This page is made by `python benchmarks/paper.py`."""
+HOW = "run.executor=", "run.precision="  # that a figure may be run with: its numbers are the same but for rounding
 PARTS = {"main": "The paper's main body", "appendix": "The paper's appendix", "beyond": "Beyond the paper"}
 
 
@@ -40,7 +43,7 @@ def publish(name: str, runs: Path) -> None:
     verdict = json.loads((source / VERDICT).read_text(encoding="utf-8"))
     if verdict["quick"]:
         raise SystemExit(f"{source} is of a quick run, which says nothing; give the folder of whole ones")
-    changed = [word for word in shlex.split(verdict["command"]) if "=" in word and not word.startswith("run.")]
+    changed = [word for word in shlex.split(verdict["command"]) if "=" in word and not word.startswith(HOW)]
     if changed:
         raise SystemExit(f"{source} was run with {', '.join(changed)}: it is not the figure")
     target.mkdir(exist_ok=True)
@@ -62,7 +65,7 @@ def publish(name: str, runs: Path) -> None:
 
 def findings(heading: str, claims: list[dict[str, Any]]) -> list[str]:
     """A table of what is said, and what was measured."""
-    lines = [f"| {heading} | verdict | measured: mean and 95 % interval of the paired difference |", "|---|---|---|"]
+    lines = [f"| {heading} | verdict | measured, with its 95 % interval |", "|---|---|---|"]
     for claim in claims:
         measured = "; ".join(
             f"{one['what']}: {one['mean']:.4g} [{one['low']:.4g}, {one['high']:.4g}]"
@@ -114,7 +117,10 @@ def section(wanted: Reproduction) -> list[str]:
             spent = numbers["seconds of each seed"].values()
             mean = f"{sum(spent) / len(spent):.0f}" if spent else "–"
             lines.append(f"| {label} | {' | '.join(str(numbers[key]) for key in keys)} | {mean} |")
+        most = max((numbers["seeds"] for numbers in found["curves"].values()), key=len)
         for label, numbers in found["curves"].items():
+            if numbers["seeds"] != most:
+                lines += ["", f"{label} has the seeds {', '.join(map(str, numbers['seeds']))} alone."]
             for seed, trouble in numbers["ended before their time"].items():
                 lines += ["", f"{label}, seed {seed}: {trouble}."]
         if not found["tuned"]:

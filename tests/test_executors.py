@@ -375,6 +375,17 @@ def test_what_is_compiled_does_not_depend_on_the_data_and_the_seed() -> None:
     assert codes[0] == codes[1]
 
 
+def test_what_is_not_a_tensor_stays_where_it_is() -> None:
+    class Branches(nn.Module):
+        def forward(self, given: Tensor) -> Tensor:
+            return torch.cond(given.sum() > 0, lambda x: x + 1, lambda x: x - 1, (given,))
+
+    graph = torch.export.export(Branches(), (torch.ones(3),)).graph_module
+    before = graph.code
+    assert opened(graph, torch.device("cpu")) == []
+    assert graph.code == before
+
+
 @pytest.mark.skipif(not GPU, reason="nothing is compiled without a GPU")
 def test_another_seed_is_not_compiled_again() -> None:
     hits = []

@@ -168,6 +168,34 @@ def test_a_curve_that_two_figures_show_is_computed_once(tmp_path: Path) -> None:
     assert {key: seconds[key] for key in "01"} == json.loads((first / "k-5" / "seconds.json").read_text())
 
 
+def test_a_damaged_neighbour_is_named_and_does_no_harm(tmp_path: Path) -> None:
+    reproduce("k-impact-fmnist", *TINY, "--out", str(tmp_path), "--seeds", "1")
+    known = tmp_path / "quick" / "k-impact-fmnist" / "curves"
+    (known / "k-10" / "settings.toml").write_text("[run")
+    (known / "k-5" / "model-seed0-best.safetensors").write_text("")
+    shown = " ".join(reproduce("swt-impact-fmnist-rounds", *TINY, "--out", str(tmp_path), "--seeds", "1").split())
+    for name in "k-10", "k-5":
+        assert f"curves/{name} cannot be read, and nothing is taken from it" in shown
+    assert (tmp_path / "quick" / "swt-impact-fmnist-rounds" / "verdict.json").exists()
+
+
+def test_what_a_neighbour_was_computed_on_is_kept(tmp_path: Path) -> None:
+    reproduce("k-impact-fmnist", *TINY, "--out", str(tmp_path), "--seeds", "1")
+    place = tmp_path / "quick" / "k-impact-fmnist" / "curves" / "k-5" / "versions.json"
+    made = json.loads(place.read_text())
+    place.write_text(json.dumps(made | {"device": "another", "python": "another", "date": "2001-01-01"}))
+    reproduce("swt-impact-fmnist-rounds", *TINY, "--out", str(tmp_path), "--seeds", "1")
+    taken = tmp_path / "quick" / "swt-impact-fmnist-rounds" / "curves" / "swt-0" / "versions.json"
+    found = json.loads(taken.read_text())
+    assert found == made | {"device": "another", "date": "2001-01-01"}
+
+
+@pytest.mark.parametrize("seeds", ["1", "2"])
+def test_too_few_seeds_are_said_of_every_kind_of_claim(tmp_path: Path, seeds: str) -> None:
+    shown = reproduce("error_bar", *TINY, "--out", str(tmp_path), "--seeds", seeds)
+    assert shown.count("too few seeds") == 3
+
+
 def test_what_the_paper_does_not_claim_is_judged_and_no_part_of_the_verdict(tmp_path: Path) -> None:
     shown = reproduce("accuracy-vs-time-fmnist", *TINY, "--out", str(tmp_path), "--seeds", "3", "--set", "run.target=0")
     assert "and needs fewer megabytes than FedAvg (not the paper's claim)" in shown

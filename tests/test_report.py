@@ -14,7 +14,7 @@ from matplotlib import image
 from matplotlib.colors import to_rgb
 
 from quafl.core.seams import ServerState, Totals
-from quafl.record.plots import COLOURS
+from quafl.record.plots import COLOURS, SIMULATED_TIME, column, draw, looks
 from quafl.record.report import page, table
 from quafl.record.rows import Row, by_seed, make_row, read_rows, write_rows
 from quafl.record.summary import Curve, RecordError, final, ranked, read_curves, time_to_target, verdict
@@ -103,7 +103,7 @@ def test_rows_survive_the_disk(tmp_path: Path) -> None:
 
 
 def save(folder: Path, saved: Curve) -> None:
-    folder.mkdir()
+    folder.mkdir(parents=True)
     write_rows(folder / "rows.csv", [row for rows in saved.seeds.values() for row in rows])
     (folder / "settings.toml").write_text(tomli_w.dumps(saved.settings))
     (folder / "versions.json").write_text(json.dumps(saved.versions))
@@ -130,7 +130,30 @@ def test_folders_are_read_once_and_labels_that_repeat_are_told_apart(tmp_path: P
     save(tmp_path / "a", QUICK)
     save(tmp_path / "b", QUICK)
     labels = [c.label for c in read_curves([tmp_path, tmp_path / "a"])]
-    assert labels == [f"QuAFL ({tmp_path.name}/a)", f"QuAFL ({tmp_path.name}/b)"]
+    assert labels == ["QuAFL (a)", "QuAFL (b)"]
+    for figure in "one", "two":
+        save(tmp_path / "figures" / figure / "curves" / "quafl", QUICK)
+    curves = read_curves([tmp_path / "figures"])
+    assert [c.label for c in curves] == ["QuAFL (one/curves/quafl)", "QuAFL (two/curves/quafl)"]
+    assert "QuAFL (two/curves/quafl)" in page(curves)
+
+
+def test_a_variant_has_its_algorithms_colour_and_a_line_of_its_own() -> None:
+    names = "QuAFL", "QuAFL, 4 bits", "FedBuff", "K = 5", "K = 10"
+    known = looks([curve(name, [0.1]) for name in names])
+    assert [known[name].colour for name in names[:3]] == [COLOURS["QuAFL"], COLOURS["QuAFL"], COLOURS["FedBuff"]]
+    assert known["QuAFL"].line != known["QuAFL, 4 bits"].line
+    assert len(set(known.values())) == 5
+    assert "border-top-style:dashed" in page([replace(QUICK, label=name) for name in names[:2]])
+
+
+def test_a_picture_shows_the_end_of_training_with_its_bands() -> None:
+    ends = [0.8, 0.9]
+    (axes,) = draw([curve("QuAFL", *([0.0] + 99 * [end] for end in ends))], SIMULATED_TIME, column("accuracy")).axes
+    low, high = axes.get_ylim()
+    assert 0.6 < low < np.mean(ends) - np.std(ends, ddof=1) < np.mean(ends) + np.std(ends, ddof=1) < high < 1
+    draw([], SIMULATED_TIME, column("accuracy"))
+    draw([curve("QuAFL", [0.1, np.inf, 0.2])], SIMULATED_TIME, column("accuracy"))
 
 
 def test_runs_with_different_targets_are_not_compared(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from torch.nn import functional
 import quafl
 from quafl.tasks import Quadratic, Supervised, digits, models, partition
 from quafl.tasks.flat import Flat
+from quafl.tasks.supervised import accuracy
 
 KEY = torch.zeros(2, dtype=torch.int64)
 
@@ -235,6 +236,14 @@ def test_evaluation_in_chunks_equals_evaluation_in_one_go() -> None:
     score = task.evaluate(model, buffers)
     outputs = task.flat.at(model, buffers)(data.train[0])
     assert score["loss"] == pytest.approx(functional.cross_entropy(outputs, data.train[1]).item(), rel=1e-5)
+
+
+def test_exactly_the_target_is_at_the_target() -> None:
+    """In float32, 8500 of 10000 would be less than 0.85 on a GPU, and 7000 less than 0.7 everywhere."""
+    outputs = torch.tensor([1.0, 0.0]).expand(10_000, 2)
+    for right in 7000, 8500, 9000:
+        targets = (torch.arange(10_000) >= right).long()
+        assert float(accuracy(outputs, targets)) == right / 10_000
 
 
 def test_accuracy_on_own_data_and_by_class_is_given_on_request() -> None:

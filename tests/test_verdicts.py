@@ -61,6 +61,7 @@ def test_who_never_arrives_counts_as_arriving_at_the_end() -> None:
     never = curve("never", lambda time, seed: 0.5)
     found = verdicts.order([FAST, never], measure="to target", axis="time", metric="accuracy")
     assert found.verdict == "holds"
+    assert found.findings[0].what == "fast before never: time to 0.8, at least, as not every seed arrives"
     assert verdicts.order([never, never], measure="to target", axis="time", metric="accuracy").verdict == "undecided"
     assert verdicts.order([never, FAST], measure="to target", axis="time", metric="accuracy").verdict == "does not hold"
 
@@ -118,6 +119,13 @@ def test_a_model_stands_until_the_end_of_the_run() -> None:
     never.settings["run"]["until"] = 100.0
     (found,) = verdicts.order([FAST, never], measure="to target", axis="time", metric="accuracy").findings
     assert found.mean > 80
+
+
+def test_a_model_stands_until_the_next_round_ends() -> None:
+    steps = curve("FedAvg", lambda time, seed: 0.0 if time < 100 else 1.0, pace=2.0)  # evaluated after every round
+    line = curve("QuAFL", lambda time, seed: 0.0 if time < 100 else 1.0, pace=0.1)  # after every twentieth
+    (finding,) = verdicts.order([line, steps], measure="area", axis="time", metric="accuracy").findings
+    assert finding.mean == pytest.approx(0.01, abs=0.002), "the rest of a triangle of two time units in a hundred"
 
 
 def test_spikes_are_rises_after_the_beginning() -> None:

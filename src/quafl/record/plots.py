@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from io import StringIO
-from typing import IO, NamedTuple
+from itertools import cycle
+from typing import IO, NamedTuple, TypeAlias
 
 import matplotlib
 import numpy as np
@@ -25,7 +26,8 @@ COLOURS = {
     "Baseline": "#666666",
 }
 OTHERS = ["#56B4E9", "#332288", "#882255", "#117733", "#DDCC77", "#999933", "#AA4499", "#44AA99"]
-LINES = ["-", "--", ":", "-."]
+Numbers: TypeAlias = NDArray[np.float64]
+LINES = {"-": "solid", "--": "dashed", ":": "dotted", "-.": "double"}  # and what comes nearest to them in a page
 BEGINNING = 10  # of 200 places on a curve: what it does there, far from all others, need not be seen
 
 
@@ -64,7 +66,7 @@ class Look(NamedTuple):
 
 def looks(curves: Sequence[Curve]) -> dict[str, Look]:
     """By label; variants of an algorithm, such as "QuAFL, 4 bits", have its colour, and lines of their own."""
-    spare, lines = iter(OTHERS * len(curves)), {name: iter(LINES * len(curves)) for name in COLOURS}
+    spare, lines = cycle(OTHERS), {name: cycle(LINES) for name in COLOURS}
     found = {}
     for curve in curves:
         algorithm = curve.label.split(",")[0]
@@ -82,42 +84,50 @@ def draw(curves: Sequence[Curve], x: Axis, y: Axis, *, goal: float | None = None
 
 
 def _panel(axes: Axes, curves: Sequence[Curve], x: Axis, y: Axis, goal: float | None, log: bool) -> None:
-    shown = [] if goal is None else [goal]
-    for curve, (colour, line) in zip(curves, looks(curves).values(), strict=True):
+    known = looks(curves)
+    seen = [np.array([] if goal is None else [goal])]
+    for curve in curves:
+        colour, line = known[curve.label]
         grid, values = _on_common_grid(curve, x, y)
         middle = values.mean(axis=0)
+        spread = values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros_like(middle)
         axes.plot(grid, middle, color=colour, linestyle=line, label=curve.label, linewidth=1.8)
-        if len(values) > 1:
-            spread = values.std(axis=0, ddof=1)
-            axes.fill_between(grid, middle - spread, middle + spread, color=colour, alpha=0.18, linewidth=0)
-        shown += [*middle[BEGINNING:]]
+        axes.fill_between(grid, middle - spread, middle + spread, color=colour, alpha=0.18, linewidth=0)
+        seen += [(middle - spread)[BEGINNING:], (middle + spread)[BEGINNING:]]
     if goal is not None:
         axes.axhline(goal, color="#999999", linewidth=0.8, linestyle="--")
-    margin = 0.06 * (max(shown) - min(shown))
+    shown = np.concatenate(seen)
+    shown = shown[np.isfinite(shown)]
+    margin = 0.05 * np.ptp(shown) if len(shown) else 0.0
     if log:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_minor_locator(LogLocator(subs=(2, 3, 5)))
         axes.yaxis.set_minor_formatter("{x:g}")
     elif margin > 0:
-        axes.set_ylim(min(shown) - margin, max(shown) + margin)
+        axes.set_ylim(shown.min() - margin, shown.max() + margin)
     axes.set(xlabel=x.label, ylabel=y.label)
     axes.set_xlim(left=0)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
+    if curves:
+        axes.legend(frameon=False)
 
 
-def _on_common_grid(curve: Curve, x: Axis, y: Axis) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _on_common_grid(curve: Curve, x: Axis, y: Axis) -> tuple[Numbers, Numbers]:
     """Each seed's values at the same places, as far as every seed goes."""
-    places = [np.array([x.value(row) for row in rows]) for rows in curve.seeds.values()]
     ends = [curve.end(rows) if x is SIMULATED_TIME else x.value(rows[-1]) for rows in curve.seeds.values()]
     grid = np.linspace(0, min(ends), 200)
-    values = [
-        np.interp(grid, place, [y.value(row) for row in rows])
-        for place, rows in zip(places, curve.seeds.values(), strict=True)
-    ]
-    return grid, np.array(values)
+    return grid, np.array([np.interp(grid, *points(rows, x, y)) for rows in curve.seeds.values()])
+
+
+def points(rows: Sequence[Row], x: Axis, y: Axis) -> tuple[Numbers, Numbers]:
+    """Where a seed's line goes. A model stands until the next round ends; between evaluations that are more than a
+    round apart there were others, and the line is straight."""
+    places, values = (np.array([axis.value(row) for row in rows], dtype=np.float64) for axis in (x, y))
+    stands = np.flatnonzero(np.diff([row["round"] for row in rows]) == 1) + 1
+    before = np.nextafter(places[stands], -np.inf)
+    return np.insert(places, stands, before), np.insert(values, stands, values[stands - 1])
 
 
 def to_svg(figure: Figure) -> str:

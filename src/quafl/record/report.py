@@ -24,7 +24,7 @@ h1 { font-size: 1.6rem; margin-bottom: .2rem } h2 { font-size: 1.15rem; margin-t
 .verdict { font-size: 1.1rem; border-left: 4px solid #0072B2; padding: .4rem 0 .4rem 1rem; background: #f4f8fb }
 table { border-collapse: collapse } th, td { padding: .3rem .9rem; text-align: right; border-bottom: 1px solid #ddd }
 th:first-child, td:first-child { text-align: left } th { font-weight: 600 }
-.swatch { display: inline-block; width: .8em; height: .8em; border-radius: 2px; margin-right: .5em }
+.swatch { display: inline-block; width: 1.6em; vertical-align: middle; border-top: 3px; margin-right: .5em }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(34rem, 1fr)); gap: 1rem }
 figure { margin: 0 } figure svg { width: 100%; height: auto } figcaption { color: #555; font-size: .9rem }
 pre { background: #f6f6f6; padding: .8rem; overflow-x: auto; font-size: .85rem }
@@ -113,7 +113,8 @@ def _table(curves: Sequence[Curve]) -> str:
     head = "".join(f"<th>{escape(text)}</th>" for text in headings)
     rows = ""
     for label, *cells in lines:
-        swatch = f'<span class="swatch" style="background:{looks[label].colour}"></span>'
+        colour, line = looks[label]
+        swatch = f'<span class="swatch" style="border-top-color:{colour};border-top-style:{plots.LINES[line]}"></span>'
         rows += f"<tr><td>{swatch}{escape(label)}</td>" + "".join(f"<td>{escape(c)}</td>" for c in cells) + "</tr>"
     return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
 

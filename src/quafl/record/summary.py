@@ -5,6 +5,7 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import isnan, nan
+from os.path import commonpath
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -92,16 +93,15 @@ class Spread:
 
 
 def read_curves(paths: Sequence[Path]) -> list[Curve]:
-    """All runs in the folders at any depth, ordered by path; a label that repeats gets its folder's name."""
+    """All runs in the folders at any depth, ordered by path; a label that repeats gets its folder's path."""
     found = sorted({folder.resolve().parent for path in paths for folder in path.rglob("rows.csv")})
     if not found:
         raise RecordError(f"no finished run in {', '.join(map(str, paths))}; give folders that 'quafl run' wrote")
     curves = [read_curve(folder) for folder in found]
     labels = [curve.label for curve in curves]
+    above = Path(commonpath(found))
     curves = [
-        replace(curve, label=f"{curve.label} ({folder.parent.name}/{folder.name})")
-        if labels.count(curve.label) > 1
-        else curve
+        replace(curve, label=f"{curve.label} ({folder.relative_to(above)})") if labels.count(curve.label) > 1 else curve
         for curve, folder in zip(curves, found, strict=True)
     ]
     metrics, targets = {curve.metric for curve in curves}, {curve.target for curve in curves}

@@ -5,16 +5,16 @@ from itertools import pairwise
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import stats
 
-from quafl.record.plots import AXES
+from quafl.record.plots import AXES, Numbers, column, points
 from quafl.record.rows import Row
 from quafl.record.summary import Curve, slow_zero_step_shares, zero_step_shares
 
 Word: TypeAlias = Literal["holds", "does not hold", "undecided"]
 CONFIDENCE = 0.95
 LEAST_SEEDS = 3
+NEVER = ", at least, as not every seed arrives"
 
 
 class Finding(NamedTuple):
@@ -41,8 +41,10 @@ def order(curves: Sequence[Curve], *, measure: str, axis: str, metric: str, marg
     findings = []
     for first, second in pairwise(curves):
         seeds = [seed for seed in first.seeds if seed in second.seeds]
+        bounded = False
         if measure == "to target":
             difference = {seed: _earlier(first, second, axis, seed) for seed in seeds}
+            bounded = any(_reached(curve, axis, seed)[0] is None for curve in (first, second) for seed in seeds)
         else:
             better = -1.0 if measure == "rise" or metric.endswith("loss") else 1.0
             ours, theirs = (_measured(curve, measure, axis, metric, end) for curve in (first, second))
@@ -50,7 +52,7 @@ def order(curves: Sequence[Curve], *, measure: str, axis: str, metric: str, marg
         mean, low, high = _interval(list(difference.values()))
         word: Word = "holds" if low > -margin else "does not hold" if high < -margin else "undecided"
         unit = f"{axis} to {first.target:g}" if measure == "to target" else f"{measure}, {metric} by {axis}"
-        what = f"{first.label} before {second.label}: {unit}"
+        what = f"{first.label} before {second.label}: {unit}{NEVER if bounded else ''}"
         findings.append(Finding(what, difference, mean, low, high, word))
     return _together(findings)
 
@@ -96,15 +98,12 @@ def _interval(values: list[float]) -> tuple[float, float, float]:
 def _deviation(values: list[float]) -> tuple[float, float, float]:
     """The standard deviation and its interval by the χ² law."""
     if len(values) < LEAST_SEEDS:
-        return np.nan, 0.0, np.inf
+        return np.nan, -np.inf, np.inf
     freedom, spread = len(values) - 1, float(np.std(values, ddof=1))
     low, high = (
         spread * (freedom / stats.chi2.ppf(p, freedom)) ** 0.5 for p in ((1 + CONFIDENCE) / 2, (1 - CONFIDENCE) / 2)
     )
     return spread, float(low), float(high)
-
-
-_Points: TypeAlias = NDArray[np.float64]
 
 
 def _measured(curve: Curve, measure: str, axis: str, metric: str, end: float) -> dict[int, float]:
@@ -113,11 +112,10 @@ def _measured(curve: Curve, measure: str, axis: str, metric: str, end: float) ->
         return zero_step_shares(curve)
     if measure == "zero-step share of slow clients":
         return slow_zero_step_shares(curve)
-    found: Callable[[_Points, _Points, float], float] = {"area": _area, "end": _at_end, "rise": _rise}[measure]
+    found: Callable[[Numbers, Numbers, float], float] = {"area": _area, "end": _at_end, "rise": _rise}[measure]
     result = {}
     for seed, rows in curve.seeds.items():
-        places = np.array([AXES[axis].value(row) for row in rows], dtype=np.float64)
-        values = np.array([row[metric] for row in rows], dtype=np.float64)
+        places, values = points(rows, AXES[axis], column(metric))
         if seed in curve.troubles:  # what has diverged is worth no more than what was never trained
             places, values = np.append(places, np.nextafter(places[-1], np.inf)), np.append(values, values[0])
         result[seed] = found(places, values, end)
@@ -154,19 +152,19 @@ def _reached(curve: Curve, axis: str, seed: int) -> tuple[float | None, float]:
     return None if first is None else AXES[axis].value(first), _end(curve, axis, rows)
 
 
-def _area(places: _Points, values: _Points, end: float) -> float:
+def _area(places: Numbers, values: Numbers, end: float) -> float:
     """The mean up to the end."""
     grid = np.linspace(places[0], end, 500)
     return float(np.interp(grid, places, values).mean())
 
 
-def _at_end(places: _Points, values: _Points, end: float) -> float:
+def _at_end(places: Numbers, values: Numbers, end: float) -> float:
     """The mean over the last tenth."""
     grid = np.linspace(places[0] + 0.9 * (end - places[0]), end, 50)
     return float(np.interp(grid, places, values).mean())
 
 
-def _rise(places: _Points, values: _Points, end: float) -> float:
+def _rise(places: Numbers, values: Numbers, end: float) -> float:
     """The largest from one evaluation to the next, after the first tenth."""
     late = values[(places >= places[0] + 0.1 * (end - places[0])) & (places <= end)]
     return float(np.diff(late).max(initial=0.0))

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
-from math import inf
 from pathlib import Path
 from typing import Any
 
+import safetensors
 import safetensors.torch
 from torch import Tensor
 
@@ -20,7 +20,7 @@ from quafl.record.files import write_atomically
 from quafl.record.rows import Row, by_seed, read_rows, write_rows
 from quafl.record.summary import RecordError
 from quafl.run.jobs import Job, Outcome, Which, take_up
-from quafl.settings import Settings, load
+from quafl.settings import Settings, SettingsError, load
 
 SETTINGS, ROWS, VERSIONS = "settings.toml", "rows.csv", "versions.json"
 TROUBLES, SECONDS = "troubles.json", "seconds.json"
@@ -66,31 +66,34 @@ class RunFolder:
         troubles = json.loads((path / TROUBLES).read_text()) if (path / TROUBLES).exists() else {}
         return cls(path, settings, rows, troubles)
 
+    def missing(self) -> list[int]:
+        """Seeds that are not finished."""
+        return [seed for seed in self.settings.run.seeds if seed not in self.rows]
+
     def jobs(self, checkpoint_seconds: float) -> list[Job]:
         """What is left to do."""
-        seeds = [seed for seed in self.settings.run.seeds if seed not in self.rows]
-        return [Job(self.settings, seed, self.checkpoint(seed), checkpoint_seconds) for seed in seeds]
+        return [Job(self.settings, seed, self.checkpoint(seed), checkpoint_seconds) for seed in self.missing()]
 
-    def add(self, job: Job, outcome: Outcome) -> None:
+    def add(self, seed: int, outcome: Outcome) -> None:
         """Keep a finished seed; it counts as finished once its rows are there."""
         for which, model in outcome.models.items():
-            with write_atomically(self.model(job.seed, which), "wb") as stream:
+            with write_atomically(self.model(seed, which), "wb") as stream:
                 stream.write(safetensors.torch.save(model))
         known = json.loads((self.path / VERSIONS).read_text(encoding="utf-8"))
         now = known | {"date": versions()["date"]} | outcome.computed
         if now != known:
             with write_atomically(self.path / VERSIONS) as stream:
                 json.dump(now, stream, indent=2)
-        spent = {**self.seconds(), str(job.seed): round(outcome.seconds, 1)}
+        spent = {**self.seconds(), str(seed): round(outcome.seconds, 1)}
         with write_atomically(self.path / SECONDS) as stream:
             json.dump(spent, stream, indent=2)
         if outcome.trouble is not None:
-            self.troubles[str(job.seed)] = outcome.trouble
+            self.troubles[str(seed)] = outcome.trouble
             with write_atomically(self.path / TROUBLES) as stream:
                 json.dump(self.troubles, stream, indent=2)
-        self.rows[job.seed] = outcome.rows
+        self.rows[seed] = outcome.rows
         write_rows(self.path / ROWS, [row for known in sorted(self.rows) for row in self.rows[known]])
-        job.checkpoint.unlink(missing_ok=True)
+        self.checkpoint(seed).unlink(missing_ok=True)
 
     def outcome(self, seed: int) -> Outcome:
         """A finished seed, as it was when it was added."""
@@ -98,8 +101,9 @@ class RunFolder:
         kept = {which: self.model(seed, which) for which in kinds if self.model(seed, which).exists()}
         models = {which: safetensors.torch.load_file(path) for which, path in kept.items()}
         made = json.loads((self.path / VERSIONS).read_text(encoding="utf-8"))
+        computed = {name: made[name] for name in ("device", "executor", "precision", "date") if name in made}
         seconds = self.seconds().get(str(seed), 0.0)
-        return Outcome(self.rows[seed], models, self.troubles.get(str(seed)), made, seconds)
+        return Outcome(self.rows[seed], models, self.troubles.get(str(seed)), computed, seconds)
 
     def seconds(self) -> dict[str, float]:
         """What each finished seed has taken, on the wall."""
@@ -163,22 +167,25 @@ def accumulate(curves: Sequence[Settings], out: Path) -> list[RunFolder]:
 
 def share(folders: Sequence[RunFolder], among: Path) -> list[str]:
     """What other curves below `among` have finished with the same settings need not be computed again: it is taken
-    over, and said."""
+    over, and said. The target is looked at only afterwards, and may be another."""
     words = []
     wanted = [(folder, tomllib.loads(folder.settings.to_toml())) for folder in folders]
     for path in sorted(place.parent for place in among.rglob(SETTINGS)):
-        known = tomllib.loads((path / SETTINGS).read_text(encoding="utf-8"))
-        for folder, settings in wanted:
-            alike = set(_different(known, settings)) <= {"label"}
-            if path == folder.path or not alike or _other_versions(path):
-                continue
-            other = RunFolder.reopen(path)
-            taken = [job for job in folder.jobs(inf) if job.seed in other.rows]
-            for job in taken:
-                folder.add(job, other.outcome(job.seed))
-            if taken:
-                seeds = ", ".join(str(job.seed) for job in taken)
-                words.append(f"{folder.settings.label}: seed {seeds} from {other.path}, which has the same settings")
+        try:
+            known = tomllib.loads((path / SETTINGS).read_text(encoding="utf-8"))
+            for folder, settings in wanted:
+                alike = set(_different(known, settings)) <= {"label", "run.target"}
+                if path == folder.path or not folder.missing() or not alike or _other_versions(path):
+                    continue
+                other = RunFolder.reopen(path)
+                taken = [seed for seed in folder.missing() if seed in other.rows]
+                for seed in taken:
+                    folder.add(seed, other.outcome(seed))
+                if taken:
+                    numbers = ", ".join(map(str, taken))
+                    words.append(f"{folder.settings.label}: seed {numbers} from {path}, which has the same settings")
+        except (RecordError, SettingsError, OSError, ValueError, safetensors.SafetensorError) as error:
+            words.append(f"{path} cannot be read, and nothing is taken from it: {error}")
     return words
 
 

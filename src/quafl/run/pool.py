@@ -47,7 +47,7 @@ def run(
     jobs.sort(key=lambda pair: pair[1].settings.run.seeds.index(pair[1].seed))  # the curves progress side by side
     with closing(_finished(jobs, processes, ray, on_news)) as finished:  # whatever happens, its workers end
         for folder, job, outcome in finished:
-            folder.add(job, outcome)
+            folder.add(job.seed, outcome)
     return [
         f"{folder.settings.label}, seed {seed}: {trouble}"
         for folder in folders

@@ -35,8 +35,8 @@ def load(source: str, overrides: Sequence[str] = ()) -> list[Settings]:
 
 
 def curves_of(raw: Raw, overrides: Sequence[str] = (), over: Raw | None = None) -> list[Settings]:
-    """The curves of a file that has been read, with a table and then `key=value` overrides laid over all of them; what
-    is said of one curve counts more than what is said of all."""
+    """The curves of a file that has been read, with a table and then `key=value` overrides laid over all of them; an
+    override of one curve counts more than one of all."""
     changes: Raw = over or {}
     for override in overrides:
         changes = merged(changes, _parse_override(override))

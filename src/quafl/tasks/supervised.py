@@ -36,8 +36,9 @@ class Examples(NamedTuple):
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The share of examples whose largest output is at the target."""
-    return (outputs.argmax(dim=-1) == targets).float().mean()
+    """The share of examples whose largest output is at the target; in double precision, in which 8500 of 10000 are not
+    less than 0.85."""
+    return (outputs.argmax(dim=-1) == targets).double().mean()
 
 
 class Supervised:

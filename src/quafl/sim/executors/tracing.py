@@ -77,7 +77,8 @@ def opened(graph: fx.GraphModule, device: torch.device) -> list[Tensor]:
     *_, last = (node for node in graph.graph.nodes if node.op == "placeholder")
     arguments: dict[str, fx.Node] = {}
     for node in list(graph.graph.nodes):
-        if node.op != "get_attr" or getattr(graph, node.target).device != device:
+        known = getattr(graph, node.target, None) if node.op == "get_attr" else None
+        if not isinstance(known, Tensor) or known.device != device:
             continue
         if node.target not in arguments:
             with graph.graph.inserting_after(last):
