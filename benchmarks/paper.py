@@ -27,10 +27,11 @@ runs. It *holds* when the 95 % interval (Student's) of the paired difference bet
 side, *does not hold* on the wrong side, and is *undecided* otherwise. Of a seed that never reaches a target, only that
 it is later than its end is known: the least that can be said counts, and is marked `at least`. `area` is the mean up to
 the common end, `end` the mean over the last tenth, `rise` the largest rise between two evaluations after the first
-tenth. What is said of single curves is the mean over seeds, or, as `deviation`, the standard deviation of their ends with
-its interval by the χ² law. Numbers of curves are mean ± standard deviation over seeds. No interval is corrected for there
-being many of them, and figures that show the same runs are not independent. Learning rates were tuned once for each kind
-of task, or taken from the paper; presets say which. This page is made by `python benchmarks/paper.py`."""
+tenth. What is said of single curves is the mean over seeds, or, as `deviation`, the standard deviation of their ends
+with its interval by the χ² law. Numbers of curves are mean ± standard deviation over seeds. No interval is corrected
+for there being many of them, and figures that show the same runs are not independent.
+Learning rates were tuned once for each kind of task, or taken from the paper; presets say which. This page is made by
+`python benchmarks/paper.py`."""
 HOW = "run.executor=", "run.precision="  # that a figure may be run with: its numbers are the same but for rounding
 PARTS = {"main": "The paper's main body", "appendix": "The paper's appendix", "beyond": "Beyond the paper"}
 
