@@ -66,13 +66,13 @@ class Look(NamedTuple):
 
 def looks(curves: Sequence[Curve]) -> dict[str, Look]:
     """By label; variants of an algorithm, such as "QuAFL, 4 bits", have its colour, and lines of their own."""
-    spare, lines = cycle(OTHERS), {name: cycle(LINES) for name in COLOURS}
+    spare, lines = cycle(OTHERS), {name: cycle(list(LINES)[1:]) for name in COLOURS}
     found = {}
-    for curve in curves:
-        algorithm = curve.label.split(",")[0]
-        known = algorithm in COLOURS
-        found[curve.label] = Look(COLOURS[algorithm], next(lines[algorithm])) if known else Look(next(spare), "-")
-    return found
+    for label in sorted(curve.label for curve in curves):
+        algorithm = label.split(",")[0]
+        if algorithm in COLOURS:
+            found[label] = Look(COLOURS[algorithm], "-" if label == algorithm else next(lines[algorithm]))
+    return found | {curve.label: Look(next(spare), "-") for curve in curves if curve.label not in found}
 
 
 def draw(curves: Sequence[Curve], x: Axis, y: Axis, *, goal: float | None = None, log: bool = False) -> Figure:

@@ -89,7 +89,7 @@ def page(curves: Sequence[Curve]) -> str:
 reached the target. A repair is a message that did not decode at first and was refined.</p>
 <h2>Curves</h2>
 <div class="figures">{pictures}</div>
-<p class="small">Lines are means over seeds, bands one standard deviation; the dashed line is the target.</p>
+<p class="small">Lines are means over seeds, bands one standard deviation; the thin grey line is the target.</p>
 <h2>Settings</h2>
 {"".join(_settings(curve) for curve in curves)}
 </body></html>
