@@ -68,11 +68,16 @@ def test_every_algorithm_is_given_as_many_learning_rates() -> None:
 
 @pytest.mark.parametrize("quick", [False, True])
 def test_what_is_said_of_one_curve_counts_more_than_what_is_said_of_all(quick: bool) -> None:
-    changes = ["curves.QuAFL weighted.algorithm.lr=0.7", "algorithm.lr=0.5", "curves.QuAFL.codec.bits=6"]
+    changes = ["curves.QuAFL weighted.algorithm.lr=0.7", "algorithm.lr=0.5", 'curves."QuAFL".codec.bits=6']
     curves = {one.label: one for one in load_figure("time", changes, quick=quick).curves}
     assert curves["QuAFL weighted"].algorithm.lr == 0.7
     assert curves["QuAFL"].algorithm.lr == curves["FedAvg"].algorithm.lr == 0.5
     assert [curves[name].codec.bits for name in ("QuAFL", "QuAFL weighted")] == [6, 14]
+
+
+def test_a_label_with_a_dot_or_an_equals_sign_can_be_quoted() -> None:
+    curves = {one.label: one for one in load_figure("s-impact", ['curves."s = 10".algorithm.lr=0.2']).curves}
+    assert [curves[name].algorithm.lr for name in ("s = 10", "s = 20")] == [0.2, 0.001]
 
 
 @pytest.mark.parametrize("name", figures())

@@ -2,6 +2,7 @@
 
 import tomllib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from functools import reduce
 from importlib import resources
@@ -109,7 +110,11 @@ def _read(source: str) -> Raw:
 
 
 def _parse_override(text: str) -> Raw:
+    """A line of TOML, in which quotes around names and words may be left out."""
     key, equals, value = text.partition("=")
+    if equals and not text.lstrip().startswith("["):
+        with suppress(tomllib.TOMLDecodeError):
+            return tomllib.loads(text)
     names = [name.strip() for name in key.split(".")]
     if not equals or not all(names):
         raise SettingsError(f"--set {text}: must look like section.key=value, for example algorithm.lr=0.2")
