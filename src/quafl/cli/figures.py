@@ -1,6 +1,7 @@
 """The paper's figures: `quafl reproduce | tune`."""
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +13,7 @@ from rich.table import Table
 from quafl import run as runner
 from quafl.cli.terminal import REPORT, Changes, Device, Jobs, complain, conclude, console, one_sentence, work_off
 from quafl.record.summary import RecordError, read_curve
-from quafl.settings import Reproduction, figures, load_figure, local_steps
+from quafl.settings import Reproduction, Settings, figures, load_figure, local_steps
 from quafl.tasks import DataError
 
 app = typer.Typer()
@@ -82,9 +83,7 @@ def _reproduce(wanted: Reproduction, out: Path, jobs: int | None, command: str) 
     if wanted.cells:
         _map(wanted, place, jobs, command)
         return
-    folders = runner.accumulate(wanted.curves, runs)
-    for word in runner.share(folders, place.parent):
-        console.print(word, markup=False, highlight=False, soft_wrap=True)
+    folders = _begun(wanted.curves, runs, place.parent)
     troubles = work_off(folders, GO_ON, jobs=jobs)
     place.mkdir(parents=True, exist_ok=True)
     result = runner.conclude(wanted, place, folders, command)
@@ -95,6 +94,14 @@ def _reproduce(wanted: Reproduction, out: Path, jobs: int | None, command: str) 
     conclude([read_curve(folder.path) for folder in folders], place / REPORT)
     for trouble in troubles:
         console.print(trouble, style="yellow", markup=False)
+
+
+def _begun(curves: Sequence[Settings], place: Path, among: Path) -> list[runner.RunFolder]:
+    """Folders of the curves, with what they and other figures have computed already."""
+    folders = runner.accumulate(curves, place)
+    for word in runner.share(folders, among):
+        console.print(word, markup=False, highlight=False, soft_wrap=True)
+    return folders
 
 
 def _tell(claim: dict[str, Any], remark: str = "") -> None:
@@ -111,7 +118,8 @@ def _map(wanted: Reproduction, out: Path, jobs: int | None, command: str) -> Non
     for number, cell in enumerate(wanted.cells):
         where = ", ".join(f"{key} {value}" for key, value in cell.place.items())
         console.print(f"{number + 1} of {len(wanted.cells)}: {where}", markup=False, highlight=False)
-        cells.append(runner.accumulate(cell.curves, out / "curves" / where.replace(" ", "-").replace(",", "")))
+        place = out / "curves" / where.replace(" ", "-").replace(",", "")
+        cells.append(_begun(cell.curves, place, out.parent))
         for trouble in work_off(cells[-1], GO_ON, jobs=jobs):
             console.print(trouble, style="yellow", markup=False)
     result = runner.conclude_map(wanted, out, cells, command)

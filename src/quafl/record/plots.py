@@ -20,6 +20,7 @@ from quafl.record.summary import Curve, sent
 COLOURS = {
     "QuAFL": "#0072B2",
     "QuAFL weighted": "#009E73",
+    "QuAFL adopting": "#56B4E9",
     "FedAvg": "#D55E00",
     "FedBuff": "#CC79A7",
     "FedNova": "#E69F00",

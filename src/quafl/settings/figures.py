@@ -156,12 +156,16 @@ def local_steps(curve: Settings) -> float:
 
 def _read(name: str) -> Raw:
     """A figure's file, laid over the one that it extends and, if it shows the runs of another figure, over that."""
-    raw = read_preset(PAPER, name)
-    below: Raw = {}
-    if "extends" in raw:
-        below = read_preset(f"{PAPER}/common", raw.pop("extends"))
+    raw = _extended(read_preset(PAPER, name))
     other = raw["figure"].get("of")
-    if other is not None:
-        below = _read(other)
-        raw["figure"].setdefault("tuned", below.pop("figure").get("tuned", False))
+    if other is None:
+        return raw
+    below = _read(other)
+    raw["figure"].setdefault("tuned", below.pop("figure").get("tuned", False))
     return merged(below, raw)
+
+
+def _extended(raw: Raw) -> Raw:
+    """Over what it extends, and what that extends."""
+    name = raw.pop("extends", None)
+    return raw if name is None else merged(_extended(read_preset(f"{PAPER}/common", name)), raw)
