@@ -95,15 +95,10 @@ def section(wanted: Reproduction) -> list[str]:
             for label, count in firsts.most_common()
         )
         lines += [
-            f"First at the target, of {len(found['first'])} cells: {counted}. A cell says who is first, and how many"
+            f"First at the target, of {len(found['first'])} cells: {counted}. A cell says who is first, and how many",
+            "times longer the next algorithm takes; it is hatched where the 95 % interval of the paired difference",
+            "includes zero.",
         ]
-        lines += [
-            "times longer the next algorithm takes; it is hatched where the 95 % interval of the paired difference"
-        ]
-        lines += [
-            "includes zero. QuAFL and QuAFL weighted are not each other's rivals (a rule made after the first drawing:"
-        ]
-        lines += ["counting them so, fewer cells are clear)."]
     else:
         lines += findings("claim", found["claims"])
         if found.get("questions"):

@@ -162,7 +162,7 @@ def test_a_curve_that_two_figures_show_is_computed_once(tmp_path: Path) -> None:
     shown = reproduce("swt-impact-fmnist-rounds", *TINY, "--out", str(tmp_path), "--seeds", "3")
     names = "k-impact-fmnist", "swt-impact-fmnist-rounds"
     first, second = (tmp_path / "quick" / name / "curves" for name in names)
-    assert "swt = 0: seed 0, 1 from" in " ".join(shown.split())
+    assert "swt = 0: seed 0, 1 as in k-impact-fmnist/curves/k-5" in " ".join(shown.split())
     assert "swt = 5: seed" not in shown
     known = (first / "k-5" / "rows.csv").read_text()
     assert (second / "swt-0" / "rows.csv").read_text().startswith(known)

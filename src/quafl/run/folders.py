@@ -183,7 +183,7 @@ def share(folders: Sequence[RunFolder], among: Path) -> list[str]:
                     folder.add(seed, other.outcome(seed))
                 if taken:
                     numbers = ", ".join(map(str, taken))
-                    words.append(f"{folder.settings.label}: seed {numbers} from {path}, which has the same settings")
+                    words.append(f"{folder.settings.label}: seed {numbers} as in {path.relative_to(among)}")
         except (RecordError, SettingsError, OSError, ValueError, safetensors.SafetensorError) as error:
             words.append(f"{path} cannot be read, and nothing is taken from it: {error}")
     return words
