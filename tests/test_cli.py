@@ -75,7 +75,9 @@ def test_a_run_folder_holds_settings_rows_versions_and_models(two_curves: Path) 
             "model-seed4-best.safetensors",
             "model-seed4-last.safetensors",
         }
-        assert json.loads((folder / "versions.json").read_text())["quafl"] == quafl.__version__
+        made = json.loads((folder / "versions.json").read_text())
+        assert made["quafl"] == quafl.__version__
+        assert len(bytes.fromhex(made["code"])) == 6
         assert json.loads((folder / "seconds.json").read_text()).keys() == {"3", "4"}
         assert load(str(folder / "settings.toml"))[0].run.until == 60
         rows = read_rows(folder / "rows.csv")

@@ -8,6 +8,8 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
+from hashlib import blake2b
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -80,7 +82,7 @@ class RunFolder:
             with write_atomically(self.model(seed, which), "wb") as stream:
                 stream.write(safetensors.torch.save(model))
         known = json.loads((self.path / VERSIONS).read_text(encoding="utf-8"))
-        now = known | {"date": versions()["date"]} | outcome.computed
+        now = known | {name: versions()[name] for name in ("code", "date")} | outcome.computed
         if now != known:
             with write_atomically(self.path / VERSIONS) as stream:
                 json.dump(now, stream, indent=2)
@@ -101,7 +103,7 @@ class RunFolder:
         kept = {which: self.model(seed, which) for which in kinds if self.model(seed, which).exists()}
         models = {which: safetensors.torch.load_file(path) for which, path in kept.items()}
         made = json.loads((self.path / VERSIONS).read_text(encoding="utf-8"))
-        computed = {name: made[name] for name in ("device", "executor", "precision", "date") if name in made}
+        computed = {name: made[name] for name in ("device", "executor", "precision", "code", "date") if name in made}
         seconds = self.seconds().get(str(seed), 0.0)
         return Outcome(self.rows[seed], models, self.troubles.get(str(seed)), computed, seconds)
 
@@ -238,10 +240,20 @@ def versions() -> dict[str, str]:
     """What the numbers depend on besides the settings."""
     return {
         **{package: version(package) for package in ("quafl", "torch", "numpy")},
+        "code": _code(),
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         "date": datetime.now(UTC).date().isoformat(),
     }
+
+
+@cache
+def _code() -> str:
+    """Of the package's own files: between two releases, the version says too little."""
+    digest = blake2b(digest_size=6)
+    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def trained_model(folder: Path, *, seed: int | None, which: Which) -> dict[str, Tensor]:
