@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
-from quafl.record.plots import COLOURS, OTHERS
+from quafl.record.plots import looks
 from quafl.record.summary import Curve, ranked, time_to_target
 from quafl.record.verdicts import order
 
@@ -65,11 +65,8 @@ def draw(grid: Mapping[str, Sequence[Any]], firsts: Sequence[First]) -> Figure:
     (across, xs), (up, ys), (panel, zs) = grid.items()
     where = dict(zip(product(xs, ys, zs), firsts, strict=True))
     figure = Figure(figsize=(1.2 + 3.4 * len(zs), 4.0), layout="constrained")
-    spare = iter(OTHERS * len(firsts))
-    colours = {NOBODY: "#dddddd"}
-    for found in firsts:
-        if found.label not in colours:
-            colours[found.label] = COLOURS.get(found.label) or next(spare)
+    known = looks([found.label for found in firsts])
+    colours = {label: look.colour for label, look in known.items()} | {NOBODY: "#dddddd"}
     for axes, z in zip(figure.subplots(1, len(zs), sharey=True, squeeze=False)[0], zs, strict=True):
         for i, j in product(range(len(xs)), range(len(ys))):
             found = where[xs[i], ys[j], z]

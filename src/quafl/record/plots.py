@@ -65,15 +65,15 @@ class Look(NamedTuple):
     line: str
 
 
-def looks(curves: Sequence[Curve]) -> dict[str, Look]:
+def looks(labels: Sequence[str]) -> dict[str, Look]:
     """By label; variants of an algorithm, such as "QuAFL, 4 bits", have its colour, and lines of their own."""
     spare, lines = cycle(OTHERS), {name: cycle(list(LINES)[1:]) for name in COLOURS}
     found = {}
-    for label in sorted(curve.label for curve in curves):
+    for label in sorted(labels):
         algorithm = label.split(",")[0]
         if algorithm in COLOURS:
             found[label] = Look(COLOURS[algorithm], "-" if label == algorithm else next(lines[algorithm]))
-    return found | {curve.label: Look(next(spare), "-") for curve in curves if curve.label not in found}
+    return found | {label: Look(next(spare), "-") for label in labels if label not in found}
 
 
 def draw(curves: Sequence[Curve], x: Axis, y: Axis, *, goal: float | None = None, log: bool = False) -> Figure:
@@ -85,7 +85,7 @@ def draw(curves: Sequence[Curve], x: Axis, y: Axis, *, goal: float | None = None
 
 
 def _panel(axes: Axes, curves: Sequence[Curve], x: Axis, y: Axis, goal: float | None, log: bool) -> None:
-    known = looks(curves)
+    known = looks([curve.label for curve in curves])
     seen = [np.array([] if goal is None else [goal])]
     for curve in curves:
         colour, line = known[curve.label]

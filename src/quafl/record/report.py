@@ -108,7 +108,7 @@ def _talking(curves: Sequence[Curve]) -> list[Curve]:
 
 
 def _table(curves: Sequence[Curve]) -> str:
-    looks = plots.looks(curves)
+    looks = plots.looks([curve.label for curve in curves])
     headings, lines = table(curves)
     head = "".join(f"<th>{escape(text)}</th>" for text in headings)
     rows = ""

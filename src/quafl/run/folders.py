@@ -175,20 +175,28 @@ def share(folders: Sequence[RunFolder], among: Path) -> list[str]:
     for path in sorted(place.parent for place in among.rglob(SETTINGS)):
         try:
             known = tomllib.loads((path / SETTINGS).read_text(encoding="utf-8"))
-            for folder, settings in wanted:
-                alike = set(_different(known, settings)) <= {"label", "run.target"}
-                if path == folder.path or not folder.missing() or not alike or _other_versions(path):
-                    continue
-                other = RunFolder.reopen(path)
-                taken = [seed for seed in folder.missing() if seed in other.rows]
-                for seed in taken:
-                    folder.add(seed, other.outcome(seed))
+            alike = [
+                folder for folder, settings in wanted if set(_different(known, settings)) <= {"label", "run.target"}
+            ]
+            for folder in alike:
+                taken = [] if path == folder.path or _other_versions(path) else _taken_over(folder, path)
                 if taken:
-                    numbers = ", ".join(map(str, taken))
-                    words.append(f"{folder.settings.label}: seed {numbers} as in {path.relative_to(among)}")
+                    words.append(f"{folder.settings.label}: seed {', '.join(taken)} as in {path.relative_to(among)}")
         except (RecordError, SettingsError, OSError, ValueError, safetensors.SafetensorError) as error:
             words.append(f"{path} cannot be read, and nothing is taken from it: {error}")
     return words
+
+
+def _taken_over(folder: RunFolder, path: Path) -> list[str]:
+    """The seeds that a folder misses and that of another path has."""
+    missing = folder.missing()
+    if not missing:
+        return []
+    other = RunFolder.reopen(path)
+    taken = [seed for seed in missing if seed in other.rows]
+    for seed in taken:
+        folder.add(seed, other.outcome(seed))
+    return [str(seed) for seed in taken]
 
 
 def _other_versions(path: Path) -> list[str]:
