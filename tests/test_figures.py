@@ -2,6 +2,7 @@
 
 import csv
 import json
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from quafl.cli import app
 from quafl.record.maps import NOBODY, draw, first
 from quafl.record.summary import Curve
 from quafl.record.verdicts import overall
-from quafl.run import accumulate
+from quafl.run import accumulate, grid
 from quafl.run.figures import fewest_bits
 from quafl.settings import SettingsError, figures, load_figure
 from quafl.settings.figures import Tuning
@@ -62,8 +63,21 @@ def test_an_unknown_figure_is_named_and_the_known_ones_listed() -> None:
 
 
 def test_every_algorithm_is_given_as_many_learning_rates() -> None:
-    with pytest.raises(ValueError, match="tries 2 learning rates, and 1·3 pairs for FedBuff"):
-        Tuning(lr=[0.1, 0.2], fedbuff_lr=[0.1], server_lr=[0.1, 0.2, 0.3])
+    with pytest.raises(ValueError, match="tries 2 learning rates, and 6 combinations for FedBuff"):
+        Tuning(lr=[0.1, 0.2], fedbuff_lr=[0.1], server_lr=[0.1, 0.2, 0.3], staleness=[False, True])
+
+
+def test_fedbuffs_grid_has_its_rates_and_its_staleness() -> None:
+    tried = [one.algorithm for one in grid(load_figure("map")) if one.algorithm.name == "fedbuff"]
+    assert {(one.lr, one.server_lr, one.staleness) for one in tried} == set(
+        product((0.1, 0.2, 0.5), (0.1, 0.3, 1.0), (False, True))
+    )
+
+
+@pytest.mark.parametrize("change", ["clients.slow=0.3", "curves.QuAFL.clients.slow = 0.3"])
+def test_what_a_map_varies_is_not_to_be_set(change: str) -> None:
+    with pytest.raises(SettingsError, match=rf"--set {change}: map is a map over clients.slow \(\[0.0, 0.25, 0.5\]\)"):
+        load_figure("map", [change])
 
 
 @pytest.mark.parametrize("quick", [False, True])

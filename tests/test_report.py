@@ -65,6 +65,11 @@ def test_the_verdict_names_whoever_came_first(curves: list[Curve]) -> None:
     assert [c.label for c in ranked(curves)] == ["QuAFL", "FedAvg", "Baseline"]
 
 
+def test_of_equally_soon_ones_the_one_that_ends_best_comes_first() -> None:
+    worse, better = curve("worse", [0.1, 0.8, 0.85]), curve("better", [0.1, 0.8, 0.9])
+    assert [c.label for c in ranked([worse, better])] == ["better", "worse"]
+
+
 def test_the_verdict_is_not_always_quafl() -> None:
     swapped = replace(QUICK, label="FedAvg"), replace(SLOW, label="QuAFL")
     assert verdict(swapped).startswith("First at accuracy 0.8 per simulated time: FedAvg after 15")

@@ -149,8 +149,9 @@ def tune(
             console.print(trouble, style="yellow", markup=False)
         lines = runner.choose(folders, place)
         table = Table(title="Chosen on the validation split", box=box.SIMPLE_HEAD, pad_edge=False)
-        for heading in lines[0]:
+        shown = "curve", "time_to_target", "final", "chosen"
+        for heading in shown:
             table.add_column(heading.replace("_", " "), no_wrap=True)
         for line in lines:
-            table.add_row(*map(escape, line.values()), style="bold" if line["chosen"] else "")
+            table.add_row(*(escape(line[heading]) for heading in shown), style="bold" if line["chosen"] else "")
         console.print(table)

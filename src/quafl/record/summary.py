@@ -185,12 +185,13 @@ def _at_target(curve: Curve) -> list[Row]:
 
 
 def ranked(curves: Sequence[Curve]) -> list[Curve]:
-    """Soonest at the target first; a curve of which a seed never got there comes after those that always did."""
+    """Soonest at the target first, and of equally soon ones the one that ends best; a curve of which a seed never got
+    there comes after those that always did."""
 
-    def key(curve: Curve) -> tuple[int, float]:
+    def key(curve: Curve) -> tuple[int, float, float]:
         times, end = time_to_target(curve), final(curve, curve.metric).mean
-        worst_end = end if curve.lower_is_better else -end
-        return curve.planned - len(times.values), times.mean if times.values else worst_end
+        soonest = times.mean if times.values else 0.0
+        return curve.planned - len(times.values), soonest, end if curve.lower_is_better else -end
 
     return sorted(curves, key=key)
 

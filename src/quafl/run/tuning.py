@@ -2,6 +2,7 @@
 
 import csv
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
 from quafl.record.files import write_atomically
@@ -35,7 +36,9 @@ def _variants(curve: Settings, wanted: Reproduction) -> list[Settings]:
     run = curve.run.model_copy(update={"seeds": tuning.seeds})
     base = {"task": task.model_copy(update={"judge": "validation"}), "run": run}
     if isinstance(curve.algorithm, FedBuffSettings):
-        rates = [{"lr": lr, "server_lr": server} for lr in tuning.fedbuff_lr for server in tuning.server_lr]
+        names = "lr", "server_lr", "staleness"
+        combined = product(tuning.fedbuff_lr, tuning.server_lr, tuning.staleness)
+        rates = [dict(zip(names, values, strict=True)) for values in combined]
     else:
         rates = [{"lr": lr} for lr in tuning.lr]
     return [
@@ -52,7 +55,7 @@ def _variants(curve: Settings, wanted: Reproduction) -> list[Settings]:
 
 def choose(folders: Sequence[RunFolder], out: Path) -> list[dict[str, str]]:
     """The whole grid as a table, also written, in which each algorithm's best is marked: the soonest at the target with
-    every seed, or else the one that ends best."""
+    every seed, and of equally soon ones, or if there is none, the one that ends best."""
     kinds: dict[str, list[tuple[Settings, Curve]]] = {}
     for folder in folders:
         kinds.setdefault(_kind(folder.settings), []).append((folder.settings, read_curve(folder.path)))
@@ -66,6 +69,7 @@ def choose(folders: Sequence[RunFolder], out: Path) -> list[dict[str, str]]:
                     "curve": settings.label,
                     "lr": f"{algorithm.lr:g}",
                     "server_lr": f"{getattr(algorithm, 'server_lr', 1.0):g}",
+                    "staleness": f"{getattr(algorithm, 'staleness', False):d}",
                     "time_to_target": time_to_target(curve).show("{:.0f}"),
                     "final": final(curve, curve.metric).show("{:.4f}"),
                     "seeds": " ".join(map(str, curve.seeds)),

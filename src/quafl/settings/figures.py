@@ -67,19 +67,22 @@ class Figure(Section):
 
 
 class Tuning(Section):
-    """The learning rates that are tried; FedBuff tries as many pairs of a learning rate and a server's."""
+    """The learning rates that are tried; FedBuff tries as many combinations of a learning rate, a server's, and whether
+    what is stale weighs less."""
 
     lr: list[float] = Field(min_length=1)
     fedbuff_lr: list[float] = Field(min_length=1)
     server_lr: list[float] = Field(min_length=1)
+    staleness: list[bool] = Field(default=[False], min_length=1)
     seeds: list[int] = Field(default=[100], min_length=1)
 
     @model_validator(mode="after")
     def _same_size(self) -> Self:
-        if len(self.lr) != len(self.fedbuff_lr) * len(self.server_lr):
+        of_fedbuff = len(self.fedbuff_lr) * len(self.server_lr) * len(self.staleness)
+        if len(self.lr) != of_fedbuff:
             raise ValueError(
-                f"tuning tries {len(self.lr)} learning rates, and {len(self.fedbuff_lr)}·{len(self.server_lr)} pairs "
-                f"for FedBuff; every algorithm must be given equally many"
+                f"tuning tries {len(self.lr)} learning rates, and {of_fedbuff} combinations for FedBuff (fedbuff_lr, "
+                f"server_lr, staleness); every algorithm must be given equally many"
             )
         return self
 
@@ -120,6 +123,11 @@ def load_figure(name: str, overrides: Sequence[str] = (), *, quick: bool = False
     smaller, grid = small.pop("smaller"), small.pop("grid", figure.grid)
     if quick:
         figure = figure.model_copy(update={"grid": grid})
+    for change, key in product(overrides, figure.grid):
+        if f".{change.partition('=')[0].strip()}".endswith(f".{key}"):
+            raise SettingsError(
+                f"--set {change}: {name} is a map over {key} ({figure.grid[key]}), which sets it itself; leave it out"
+            )
     over, known = small if quick else {}, list(raw["curves"])
     curves = curves_of(deepcopy(raw), overrides, deepcopy(over))
     cells = []
