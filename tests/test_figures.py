@@ -14,7 +14,7 @@ from quafl.record.maps import NOBODY, draw, first
 from quafl.record.summary import Curve
 from quafl.record.verdicts import overall
 from quafl.run import accumulate, grid
-from quafl.run.figures import fewest_bits
+from quafl.run.figures import fewest_bits, fingerprint
 from quafl.settings import SettingsError, figures, load_figure
 from quafl.settings.figures import Tuning
 
@@ -68,16 +68,24 @@ def test_every_algorithm_is_given_as_many_learning_rates() -> None:
 
 
 def test_fedbuffs_grid_has_its_rates_and_its_staleness() -> None:
+    own = grid(load_figure("non-iid", ["curves.FedBuff.algorithm.staleness=true"]))
+    assert all(one.algorithm.staleness for one in own if one.algorithm.name == "fedbuff"), "what is not tried stays"
     tried = [one.algorithm for one in grid(load_figure("map")) if one.algorithm.name == "fedbuff"]
     assert {(one.lr, one.server_lr, one.staleness) for one in tried} == set(
         product((0.1, 0.2, 0.5), (0.1, 0.3, 1.0), (False, True))
     )
 
 
-@pytest.mark.parametrize("change", ["clients.slow=0.3", "curves.QuAFL.clients.slow = 0.3"])
-def test_what_a_map_varies_is_not_to_be_set(change: str) -> None:
-    with pytest.raises(SettingsError, match=rf"--set {change}: map is a map over clients.slow \(\[0.0, 0.25, 0.5\]\)"):
+@pytest.mark.parametrize(
+    "change",
+    ["clients.slow=0.3", "clients = {slow=0.3}", 'curves.QuAFL."clients".slow=0.3', "curves.QuAFL.clients={slow=0.3}"],
+)
+def test_what_a_map_varies_is_not_to_be_set_but_for_tuning(change: str) -> None:
+    with pytest.raises(SettingsError, match=r"clients.slow cannot be set: map is a map over it \(0.0, 0.25, 0.5\)"):
         load_figure("map", [change])
+    wanted = load_figure("map", [change], tuning=True)
+    assert not wanted.cells
+    assert {curve.label: curve.clients.slow for curve in wanted.curves}["QuAFL"] == 0.3
 
 
 @pytest.mark.parametrize("quick", [False, True])
@@ -207,6 +215,29 @@ def test_what_a_neighbour_was_computed_on_is_kept(tmp_path: Path) -> None:
     taken = tmp_path / "quick" / "swt-impact-fmnist-rounds" / "curves" / "swt-0" / "versions.json"
     found = json.loads(taken.read_text())
     assert found == made | {"device": "another", "date": "2001-01-01"}
+
+
+def test_which_code_has_computed_what_is_known_of_every_seed(tmp_path: Path) -> None:
+    reproduce("k-impact-fmnist", *TINY, "--out", str(tmp_path), "--seeds", "1")
+    place = tmp_path / "quick" / "k-impact-fmnist" / "curves" / "k-5" / "versions.json"
+    made = json.loads(place.read_text())
+    mine = made.pop("code")
+    place.write_text(json.dumps(made))  # as of a version that did not write it down
+    other = "swt-impact-fmnist-rounds"
+    reproduce(other, *TINY, "--out", str(tmp_path), "--seeds", "1")
+    taken = tmp_path / "quick" / other / "curves" / "swt-0" / "versions.json"
+    assert json.loads(taken.read_text())["code"] == "unknown"
+    reproduce(other, *TINY, "--out", str(tmp_path), "--seeds", "2")
+    assert json.loads(taken.read_text())["code"] == f"{mine}, unknown"
+    assert (
+        json.loads((tmp_path / "quick" / other / "verdict.json").read_text())["made with"]["code"] == f"{mine}, unknown"
+    )
+
+
+def test_whether_a_figure_is_still_what_was_run_can_be_seen() -> None:
+    curves, others = load_figure("time").curves, load_figure("time", ["codec.bits=6"]).curves
+    elsewhere = load_figure("time", ["run.device=cpu", "run.precision=bfloat16", "run.seeds=[7]"]).curves
+    assert fingerprint(curves) == fingerprint(elsewhere) != fingerprint(others)
 
 
 @pytest.mark.parametrize("seeds", ["1", "2"])

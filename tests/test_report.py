@@ -150,7 +150,18 @@ def test_a_variant_has_its_algorithms_colour_and_a_line_of_its_own() -> None:
     assert (known["QuAFL"].line, known["QuAFL, 4 bits"].line) == ("-", "--")
     assert len(set(known.values())) == 5
     assert looks(names[2::-1]).items() <= known.items(), "in any order"
+    assert looks([*names[:4], *[names[3]] * 7, names[4]]) == known, "however often one is named"
     assert "border-top-style:dashed" in page([replace(QUICK, label=name) for name in names[:2]])
+
+
+def test_a_target_far_from_all_curves_does_not_cost_them_their_place() -> None:
+    near, far = (
+        draw([curve("QuAFL", [0.1, 0.4, 0.5])], SIMULATED_TIME, column("accuracy"), goal=goal).axes[0]
+        for goal in (0.52, 0.9)
+    )
+    assert [text.get_text() for text in near.get_legend().get_texts()] == ["QuAFL", "target 0.52"]
+    assert [text.get_text() for text in far.get_legend().get_texts()] == ["QuAFL"]
+    assert far.get_ylim()[1] < 0.6
 
 
 def test_a_picture_shows_the_end_of_training_with_its_bands() -> None:

@@ -142,7 +142,8 @@ def tune(
 ) -> None:
     """Try learning rates for a figure: as many for each algorithm, judged on a part of the training set."""
     with one_sentence():
-        wanted = load_figure(name, [*(set_ or []), *([f"run.device={device}"] if device else [])], quick=quick)
+        changes = [*(set_ or []), *([f"run.device={device}"] if device else [])]
+        wanted = load_figure(name, changes, quick=quick, tuning=True)
         place = out / ("quick" if quick else "") / name
         folders = runner.accumulate(runner.grid(wanted), place / "curves")
         for trouble in work_off(folders, GO_ON, jobs=jobs):
@@ -155,3 +156,4 @@ def tune(
         for line in lines:
             table.add_row(*(escape(line[heading]) for heading in shown), style="bold" if line["chosen"] else "")
         console.print(table)
+        console.print(f"The whole grid: {place / 'grid.csv'}", highlight=False, soft_wrap=True)

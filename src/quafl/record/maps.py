@@ -15,8 +15,8 @@ _BEHIND = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 2}
 
 
 class First(NamedTuple):
-    """Who reached the target first in a cell, and by how much before the next algorithm; variants of one, such as QuAFL
-    and QuAFL weighted, are not each other's rivals."""
+    """Who reached the target first in a cell (of equally soon ones, the one that ends best), and by how much before the
+    next algorithm; variants of one, such as QuAFL and QuAFL weighted, are not each other's rivals."""
 
     label: str
     time: float | None  # mean over seeds
@@ -44,7 +44,7 @@ def first(curves: Sequence[Curve]) -> First:
 
 
 def _kin(curve: Curve) -> str:
-    return curve.label.split()[0]
+    return curve.label.split()[0].rstrip(",")
 
 
 def lines(curves: Sequence[Curve]) -> list[dict[str, Any]]:

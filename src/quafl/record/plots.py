@@ -26,7 +26,7 @@ COLOURS = {
     "FedNova": "#E69F00",
     "Baseline": "#666666",
 }
-OTHERS = ["#56B4E9", "#332288", "#882255", "#117733", "#DDCC77", "#999933", "#AA4499", "#44AA99"]
+OTHERS = ["#88CCEE", "#332288", "#882255", "#117733", "#DDCC77", "#AA4499", "#44AA99", "#999933"]
 Numbers: TypeAlias = NDArray[np.float64]
 LINES = {"-": "solid", "--": "dashed", ":": "dotted", "-.": "double"}  # and what comes nearest to them in a page
 BEGINNING = 10  # of 200 places on a curve: what it does there, far from all others, need not be seen
@@ -55,7 +55,7 @@ def time_of(curves: Sequence[Curve]) -> Axis:
 
 def column(name: str) -> Axis:
     """A column as an axis."""
-    return Axis(name, lambda row: row[name])
+    return Axis(name.replace("_", " "), lambda row: row[name])
 
 
 class Look(NamedTuple):
@@ -69,24 +69,26 @@ def looks(labels: Sequence[str]) -> dict[str, Look]:
     """By label; variants of an algorithm, such as "QuAFL, 4 bits", have its colour, and lines of their own."""
     spare, lines = cycle(OTHERS), {name: cycle(list(LINES)[1:]) for name in COLOURS}
     found = {}
-    for label in sorted(labels):
+    for label in sorted(set(labels)):
         algorithm = label.split(",")[0]
         if algorithm in COLOURS:
             found[label] = Look(COLOURS[algorithm], "-" if label == algorithm else next(lines[algorithm]))
-    return found | {label: Look(next(spare), "-") for label in labels if label not in found}
+    return found | {label: Look(next(spare), "-") for label in dict.fromkeys(labels) if label not in found}
 
 
-def draw(curves: Sequence[Curve], x: Axis, y: Axis, *, goal: float | None = None, log: bool = False) -> Figure:
-    """One panel."""
+def draw(
+    curves: Sequence[Curve], x: Axis, y: Axis, *, goal: float | None = None, log: bool = False, wide: bool = False
+) -> Figure:
+    """One panel. `log` is of the values; `wide`, if curves end in places of different orders of magnitude."""
     figure = Figure(figsize=(6.4, 4.0), layout="constrained")
     axes = figure.subplots()
-    _panel(axes, curves, x, y, goal, log)
+    _panel(axes, curves, x, y, goal, log, wide)
     return figure
 
 
-def _panel(axes: Axes, curves: Sequence[Curve], x: Axis, y: Axis, goal: float | None, log: bool) -> None:
+def _panel(axes: Axes, curves: Sequence[Curve], x: Axis, y: Axis, goal: float | None, log: bool, wide: bool) -> None:
     known = looks([curve.label for curve in curves])
-    seen = [np.array([] if goal is None else [goal])]
+    seen, starts = [], []
     for curve in curves:
         colour, line = known[curve.label]
         grid, values = _on_common_grid(curve, x, y)
@@ -95,10 +97,12 @@ def _panel(axes: Axes, curves: Sequence[Curve], x: Axis, y: Axis, goal: float | 
         axes.plot(grid, middle, color=colour, linestyle=line, label=curve.label, linewidth=1.8)
         axes.fill_between(grid, middle - spread, middle + spread, color=colour, alpha=0.18, linewidth=0)
         seen += [(middle - spread)[BEGINNING:], (middle + spread)[BEGINNING:]]
-    if goal is not None:
-        axes.axhline(goal, color="#999999", linewidth=0.8, linestyle="--")
-    shown = np.concatenate(seen)
+        starts.append(grid[BEGINNING])
+    shown = np.concatenate([*seen, []])
     shown = shown[np.isfinite(shown)]
+    if goal is not None and len(shown) and abs(goal - np.clip(goal, shown.min(), shown.max())) <= 0.1 * np.ptp(shown):
+        shown = np.append(shown, goal)  # elsewhere it would cost the curves their place
+        axes.axhline(goal, color="#999999", linewidth=0.8, linestyle="--", label=f"target {goal:g}")
     margin = 0.05 * np.ptp(shown) if len(shown) else 0.0
     if log:
         axes.set_yscale("log")
@@ -108,7 +112,10 @@ def _panel(axes: Axes, curves: Sequence[Curve], x: Axis, y: Axis, goal: float | 
     elif margin > 0:
         axes.set_ylim(shown.min() - margin, shown.max() + margin)
     axes.set(xlabel=x.label, ylabel=y.label)
-    axes.set_xlim(left=0)
+    if wide:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:g}")
+    axes.set_xlim(left=min(starts) if wide else 0)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     if curves:

@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
-from scipy import stats
+from scipy import integrate, stats
 
 from quafl.record.plots import AXES, Numbers, column, points
 from quafl.record.rows import Row
@@ -32,6 +32,7 @@ class Verdict(NamedTuple):
     """A claim holds if all that it says does, and does not if something is the other way round."""
 
     verdict: Word
+    rule: str  # where the intervals have to be
     findings: list[Finding]
 
 
@@ -54,7 +55,7 @@ def order(curves: Sequence[Curve], *, measure: str, axis: str, metric: str, marg
         unit = f"{axis} to {first.target:g}" if measure == "to target" else f"{measure}, {metric} by {axis}"
         what = f"{first.label} before {second.label}: {unit}{NEVER if bounded else ''}"
         findings.append(Finding(what, difference, mean, low, high, word))
-    return _together(findings)
+    return _together(f"above {-margin if margin else 0:g}", findings)
 
 
 def level(
@@ -72,11 +73,12 @@ def level(
         word: Word = "holds" if inside else "does not hold" if outside else "undecided"
         what = f"{curve.label}: {measure if measure != 'end' else f'{metric} at the end'}"
         findings.append(Finding(what, found, mean, low, high, word))
-    return _together(findings)
+    least = f"{value - within:g}"
+    return _together(f"at least {least}" if side == "at least" else f"in {least} … {value + within:g}", findings)
 
 
-def _together(findings: list[Finding]) -> Verdict:
-    return Verdict(overall([finding.verdict for finding in findings]), findings)
+def _together(rule: str, findings: list[Finding]) -> Verdict:
+    return Verdict(overall([finding.verdict for finding in findings]), rule, findings)
 
 
 def overall(words: Sequence[Word]) -> Word:
@@ -154,14 +156,20 @@ def _reached(curve: Curve, axis: str, seed: int) -> tuple[float | None, float]:
 
 def _area(places: Numbers, values: Numbers, end: float) -> float:
     """The mean up to the end."""
-    grid = np.linspace(places[0], end, 500)
-    return float(np.interp(grid, places, values).mean())
+    return _mean(places, values, places[0], end)
 
 
 def _at_end(places: Numbers, values: Numbers, end: float) -> float:
     """The mean over the last tenth."""
-    grid = np.linspace(places[0] + 0.9 * (end - places[0]), end, 50)
-    return float(np.interp(grid, places, values).mean())
+    return _mean(places, values, places[0] + 0.9 * (end - places[0]), end)
+
+
+def _mean(places: Numbers, values: Numbers, start: float, end: float) -> float:
+    """Of the line between two places."""
+    inside = places[(places > start) & (places < end)]
+    where = np.concatenate([[start], inside, [end]])
+    line = np.interp(where, places, values)
+    return float(integrate.trapezoid(line, where) / (end - start)) if end > start else float(line[0])
 
 
 def _rise(places: Numbers, values: Numbers, end: float) -> float:

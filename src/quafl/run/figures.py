@@ -3,6 +3,7 @@
 import csv
 import json
 from collections.abc import Sequence
+from hashlib import blake2b
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,11 @@ from quafl.record.summary import (
     time_to_target,
     zero_step_share,
 )
-from quafl.run.folders import RunFolder
-from quafl.settings import Claim, Order, Reproduction
+from quafl.run.folders import UNKNOWN, RunFolder
+from quafl.settings import Claim, Order, Reproduction, Settings
 
 PICTURE, BY_MEGABYTES, VERDICT, TABLE = "figure.png", "megabytes.png", "verdict.json", "map.csv"
+COMPUTED_BY = "seeds", "device", "executor", "precision"
 
 
 def conclude(wanted: Reproduction, out: Path, folders: Sequence[RunFolder], command: str) -> dict[str, Any]:
@@ -37,8 +39,9 @@ def conclude(wanted: Reproduction, out: Path, folders: Sequence[RunFolder], comm
         pictures.append((BY_MEGABYTES, plots.MEGABYTES, [curve for curve in curves.values() if curve.talks]))
     for name, axis, shown in pictures:
         y, log = plots.column(figure.metric), figure.metric.endswith("loss")
+        wide = figure.compression and axis is plots.MEGABYTES  # from 3 to 32 bits
         with write_atomically(out / name, "wb") as stream:
-            plots.to_png(plots.draw(shown, axis, y, goal=goal, log=log), stream)
+            plots.to_png(plots.draw(shown, axis, y, goal=goal, log=log, wide=wide), stream)
     claims, questions = (
         [{"claim": claim.text, **_judged(claim, curves)} for claim in some]
         for some in (figure.claims, figure.questions)
@@ -60,7 +63,8 @@ def conclude(wanted: Reproduction, out: Path, folders: Sequence[RunFolder], comm
         },
         **({"fewest bits": fewest_bits(list(curves.values()))} if wanted.figure.compression else {}),
         "command": command,
-        "made with": next(iter(curves.values())).versions,
+        "settings": fingerprint([folder.settings for folder in folders]),
+        "made with": _made_with([curve.versions for curve in curves.values()]),
     }
     with write_atomically(out / VERDICT) as stream:
         json.dump(result, stream, indent=2)
@@ -70,7 +74,7 @@ def conclude(wanted: Reproduction, out: Path, folders: Sequence[RunFolder], comm
 def fewest_bits(curves: Sequence[Curve]) -> int:
     """With which, and with every larger number tried, the final accuracy is at most one standard deviation, between
     seeds, below what it is without compression."""
-    by_bits = {int(curve.settings["codec"]["bits"]): final(curve, curve.metric) for curve in curves}
+    by_bits = {int(curve.settings["codec"]["bits"]): final(curve, "accuracy") for curve in curves}
     most = max(by_bits)
     fewest = most
     for bits in sorted(by_bits, reverse=True):
@@ -99,11 +103,29 @@ def conclude_map(wanted: Reproduction, out: Path, cells: Sequence[list[RunFolder
         "quick": wanted.smaller,
         "first": [{**cell.place, **first._asdict()} for cell, first in zip(wanted.cells, firsts, strict=True)],
         "command": command,
-        "made with": max(made, key=lambda versions: versions["date"]),  # of several sittings, the last
+        "settings": fingerprint([folder.settings for folders in cells for folder in folders]),
+        "made with": _made_with(made),
     }
     with write_atomically(out / VERDICT) as stream:
         json.dump(result, stream, indent=2)
     return result
+
+
+def fingerprint(curves: Sequence[Settings]) -> str:
+    """By which one sees whether a figure is still what was run: of all settings but the seeds and what computes
+    them."""
+    parts = []
+    for curve in curves:
+        plain = curve.model_dump(mode="json")
+        plain["run"] = {key: value for key, value in plain["run"].items() if key not in COMPUTED_BY}
+        parts.append(json.dumps(plain, sort_keys=True))
+    return blake2b("\n".join(parts).encode(), digest_size=6).hexdigest()
+
+
+def _made_with(made: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Of several sittings, the last, and all the code that there was."""
+    code = {one for versions in made for one in versions.get("code", UNKNOWN).split(", ")}
+    return max(made, key=lambda versions: versions["date"]) | {"code": ", ".join(sorted(code))}
 
 
 def _judged(claim: Claim, curves: dict[str, Curve]) -> dict[str, Any]:
@@ -113,7 +135,8 @@ def _judged(claim: Claim, curves: dict[str, Curve]) -> dict[str, Any]:
         verdict = verdicts.order(chosen, margin=claim.margin, **common)
     else:
         verdict = verdicts.level(chosen, value=claim.value, within=claim.within, side=claim.side, **common)
-    return {"verdict": verdict.verdict, "findings": [_plain(finding) for finding in verdict.findings]}
+    findings = [_plain(finding) for finding in verdict.findings]
+    return {"verdict": verdict.verdict, "holds if the interval is": verdict.rule, "findings": findings}
 
 
 def _plain(finding: verdicts.Finding) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from quafl.settings import Settings, SettingsError, load
 
 SETTINGS, ROWS, VERSIONS = "settings.toml", "rows.csv", "versions.json"
 TROUBLES, SECONDS = "troubles.json", "seconds.json"
+UNKNOWN = "unknown"  # code of which there is no digest
 
 
 class RunError(Exception):
@@ -83,6 +84,8 @@ class RunFolder:
                 stream.write(safetensors.torch.save(model))
         known = json.loads((self.path / VERSIONS).read_text(encoding="utf-8"))
         now = known | {name: versions()[name] for name in ("code", "date")} | outcome.computed
+        if self.rows:  # of seeds that other code has computed, too
+            now["code"] = ", ".join(sorted({*known.get("code", UNKNOWN).split(", "), *now["code"].split(", ")}))
         if now != known:
             with write_atomically(self.path / VERSIONS) as stream:
                 json.dump(now, stream, indent=2)
@@ -103,7 +106,8 @@ class RunFolder:
         kept = {which: self.model(seed, which) for which in kinds if self.model(seed, which).exists()}
         models = {which: safetensors.torch.load_file(path) for which, path in kept.items()}
         made = json.loads((self.path / VERSIONS).read_text(encoding="utf-8"))
-        computed = {name: made[name] for name in ("device", "executor", "precision", "code", "date") if name in made}
+        computed = {name: made[name] for name in ("device", "executor", "precision", "date") if name in made}
+        computed["code"] = made.get("code", UNKNOWN)
         seconds = self.seconds().get(str(seed), 0.0)
         return Outcome(self.rows[seed], models, self.troubles.get(str(seed)), computed, seconds)
 
@@ -176,7 +180,9 @@ def share(folders: Sequence[RunFolder], among: Path) -> list[str]:
         try:
             known = tomllib.loads((path / SETTINGS).read_text(encoding="utf-8"))
             alike = [
-                folder for folder, settings in wanted if set(_different(known, settings)) <= {"label", "run.target"}
+                folder
+                for folder, settings in wanted
+                if folder.missing() and set(_different(known, settings)) <= {"label", "run.target"}
             ]
             for folder in alike:
                 taken = [] if path == folder.path or _other_versions(path) else _taken_over(folder, path)
@@ -188,12 +194,9 @@ def share(folders: Sequence[RunFolder], among: Path) -> list[str]:
 
 
 def _taken_over(folder: RunFolder, path: Path) -> list[str]:
-    """The seeds that a folder misses and that of another path has."""
-    missing = folder.missing()
-    if not missing:
-        return []
+    """The seeds that the folder missed and has now from the one at `path`."""
     other = RunFolder.reopen(path)
-    taken = [seed for seed in missing if seed in other.rows]
+    taken = [seed for seed in folder.missing() if seed in other.rows]
     for seed in taken:
         folder.add(seed, other.outcome(seed))
     return [str(seed) for seed in taken]
@@ -259,8 +262,9 @@ def versions() -> dict[str, str]:
 def _code() -> str:
     """Of the package's own files: between two releases, the version says too little."""
     digest = blake2b(digest_size=6)
-    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
-        digest.update(path.read_bytes())
+    for path in sorted(Path(__file__).parents[1].rglob("*")):
+        if path.suffix in (".py", ".c", ".h"):
+            digest.update(path.read_bytes())
     return digest.hexdigest()
 
 

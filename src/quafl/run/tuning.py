@@ -4,6 +4,7 @@ import csv
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from quafl.record.files import write_atomically
 from quafl.record.summary import Curve, RecordError, final, ranked, read_curve, time_to_target
@@ -36,9 +37,10 @@ def _variants(curve: Settings, wanted: Reproduction) -> list[Settings]:
     run = curve.run.model_copy(update={"seeds": tuning.seeds})
     base = {"task": task.model_copy(update={"judge": "validation"}), "run": run}
     if isinstance(curve.algorithm, FedBuffSettings):
-        names = "lr", "server_lr", "staleness"
-        combined = product(tuning.fedbuff_lr, tuning.server_lr, tuning.staleness)
-        rates = [dict(zip(names, values, strict=True)) for values in combined]
+        tried: dict[str, list[Any]] = {"lr": tuning.fedbuff_lr, "server_lr": tuning.server_lr}
+        if tuning.staleness is not None:
+            tried["staleness"] = tuning.staleness
+        rates = [dict(zip(tried, values, strict=True)) for values in product(*tried.values())]
     else:
         rates = [{"lr": lr} for lr in tuning.lr]
     return [

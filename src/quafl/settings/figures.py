@@ -73,12 +73,12 @@ class Tuning(Section):
     lr: list[float] = Field(min_length=1)
     fedbuff_lr: list[float] = Field(min_length=1)
     server_lr: list[float] = Field(min_length=1)
-    staleness: list[bool] = Field(default=[False], min_length=1)
+    staleness: list[bool] | None = Field(default=None, min_length=1)  # if not given, the curve's own
     seeds: list[int] = Field(default=[100], min_length=1)
 
     @model_validator(mode="after")
     def _same_size(self) -> Self:
-        of_fedbuff = len(self.fedbuff_lr) * len(self.server_lr) * len(self.staleness)
+        of_fedbuff = len(self.fedbuff_lr) * len(self.server_lr) * len(self.staleness or [None])
         if len(self.lr) != of_fedbuff:
             raise ValueError(
                 f"tuning tries {len(self.lr)} learning rates, and {of_fedbuff} combinations for FedBuff (fedbuff_lr, "
@@ -110,24 +110,20 @@ def figures() -> list[str]:
     return sorted(preset_names(PAPER), key=lambda name: int(_read(name)["figure"]["number"]))
 
 
-def load_figure(name: str, overrides: Sequence[str] = (), *, quick: bool = False) -> Reproduction:
-    """A figure by its label in the paper; `quick` makes it small enough to be tried out."""
+def load_figure(name: str, overrides: Sequence[str] = (), *, quick: bool = False, tuning: bool = False) -> Reproduction:
+    """A figure by its label in the paper; `quick` makes it small enough to be tried out. For `tuning` a map has no
+    cells: rates are found in one place."""
     if name not in preset_names(PAPER):
         close = get_close_matches(name, preset_names(PAPER), n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
         raise SettingsError(f"there is no figure {name!r}; {hint}`quafl reproduce --list` shows them all")
     raw = _read(name)
     figure = checked(Figure, raw.pop("figure"), f" (in [figure] of {name})")
-    tuning = checked(Tuning, raw.pop("tuning"), f" (in [tuning] of {name})")
+    rates = checked(Tuning, raw.pop("tuning"), f" (in [tuning] of {name})")
     small: Raw = raw.pop("quick")
     smaller, grid = small.pop("smaller"), small.pop("grid", figure.grid)
-    if quick:
-        figure = figure.model_copy(update={"grid": grid})
-    for change, key in product(overrides, figure.grid):
-        if f".{change.partition('=')[0].strip()}".endswith(f".{key}"):
-            raise SettingsError(
-                f"--set {change}: {name} is a map over {key} ({figure.grid[key]}), which sets it itself; leave it out"
-            )
+    if quick or tuning:
+        figure = figure.model_copy(update={"grid": {} if tuning else grid})
     over, known = small if quick else {}, list(raw["curves"])
     curves = curves_of(deepcopy(raw), overrides, deepcopy(over))
     cells = []
@@ -139,12 +135,23 @@ def load_figure(name: str, overrides: Sequence[str] = (), *, quick: bool = False
     strange = next((label for label in labels if label not in known), None)
     if strange is not None:
         raise SettingsError(f"--set curves.{strange}: {name} has no such curve; it has {', '.join(known)}")
+    plain = curves_of(deepcopy(raw), (), deepcopy(over))
+    for key, (mine, its) in product(figure.grid, zip(curves, plain, strict=True)):
+        if _at(mine, key) != _at(its, key):
+            raise SettingsError(
+                f"{key} cannot be set: {name} is a map over it ({', '.join(map(str, figure.grid[key]))}); leave it out"
+            )
     for claim in [*figure.claims, *figure.questions]:
         unknown = next((label for label in claim.curves if label not in labels), None)
         if unknown is not None:
             raise SettingsError(f"{name} says something of {unknown!r}, which is none of {', '.join(labels)}")
     smaller += f", {curves[0].run.until:g} instead of {raw['run']['until']:g} time units"
-    return Reproduction(name, figure, curves, cells, tuning, smaller if quick else None)
+    return Reproduction(name, figure, curves, cells, rates, smaller if quick else None)
+
+
+def _at(curve: Settings, key: str) -> Any:
+    section, _, name = key.partition(".")
+    return getattr(getattr(curve, section), name)
 
 
 def local_steps(curve: Settings) -> float:
