@@ -17,7 +17,7 @@ from typing import Any
 
 from quafl.record.maps import NOBODY
 from quafl.record.rows import read_rows
-from quafl.run.figures import BY_MEGABYTES, PICTURE, TABLE, VERDICT, fingerprint
+from quafl.run.figures import BESIDE, PICTURE, TABLE, VERDICT, fingerprint
 from quafl.settings import Reproduction, figures, load_figure
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
@@ -68,8 +68,9 @@ def publish(name: str, runs: Path) -> None:
     if (source / TABLE).exists():
         shutil.copyfile(source / TABLE, target / f"{name}.csv")
         return
-    if (source / BY_MEGABYTES).exists():
-        shutil.copyfile(source / BY_MEGABYTES, target / f"{name}-megabytes.png")
+    for picture in BESIDE.values():
+        if (source / picture).exists():
+            shutil.copyfile(source / picture, target / f"{name}-{picture}")
     owner = load_figure(name).figure.of or name
     lines: list[str] = []
     for path in sorted((runs / owner / "curves").glob("*/rows.csv")):
@@ -149,9 +150,8 @@ def section(wanted: Reproduction) -> list[str]:
     rows = figure.of or name
     made = found["made with"]
     where = made["device"] if made.get("device") != "cpu" else f"a CPU ({made['platform']})"
-    pictures = [
-        f"![{one}](paper/{one}.png)" for one in (name, f"{name}-megabytes") if path.with_name(f"{one}.png").exists()
-    ]
+    places = [f"{name}.png", *(f"{name}-{picture}" for picture in BESIDE.values())]
+    pictures = [f"![{place}](paper/{place})" for place in places if path.with_name(place).exists()]
     lines += ["", *pictures, ""]
     lines += [
         f"`{found['command']}`, {made['date']}, {where}, {made.get('precision', 'float32')}, torch {made['torch']};"

@@ -179,6 +179,11 @@ def test_seeds_accumulate_over_several_sittings(tmp_path: Path) -> None:
     assert (place / "report.html").exists()
 
 
+def test_a_claim_by_another_axis_has_its_picture(tmp_path: Path) -> None:
+    reproduce("fedavg", *TINY, "--out", str(tmp_path), "--seeds", "1")
+    assert {path.name for path in (tmp_path / "quick" / "fedavg").glob("*.png")} >= {"figure.png", "local-steps.png"}
+
+
 def test_a_curve_that_two_figures_show_is_computed_once(tmp_path: Path) -> None:
     reproduce("k-impact-fmnist", *TINY, "--out", str(tmp_path), "--seeds", "2")
     shown = reproduce("swt-impact-fmnist-rounds", *TINY, "--out", str(tmp_path), "--seeds", "3")

@@ -24,24 +24,24 @@ from quafl.record.summary import (
 from quafl.run.folders import UNKNOWN, RunFolder
 from quafl.settings import Claim, Order, Reproduction, Settings
 
-PICTURE, BY_MEGABYTES, VERDICT, TABLE = "figure.png", "megabytes.png", "verdict.json", "map.csv"
+PICTURE, VERDICT, TABLE = "figure.png", "verdict.json", "map.csv"
+BESIDE = {axis: f"{axis.replace(' ', '-')}.png" for axis in plots.AXES}  # the same curves by another axis
 COMPUTED_BY = "seeds", "device", "executor", "precision"
 
 
 def conclude(wanted: Reproduction, out: Path, folders: Sequence[RunFolder], command: str) -> dict[str, Any]:
-    """Draw the figure, and what its curves reach with how much that they send, and judge its claims; all of it is
+    """Draw the figure, also by what else its claims are about and by what was sent, and judge the claims; all of it is
     written, and what the verdict says is given back."""
     curves = {folder.settings.label: read_curve(folder.path) for folder in folders}
     figure = wanted.figure
     goal = next(iter(curves.values())).target if figure.metric == "accuracy" else None
-    pictures = [(PICTURE, plots.AXES[figure.axis], list(curves.values()))]
-    if figure.axis != "megabytes":
-        pictures.append((BY_MEGABYTES, plots.MEGABYTES, [curve for curve in curves.values() if curve.talks]))
-    for name, axis, shown in pictures:
+    axes = [figure.axis, *(claim.axis for claim in figure.claims if isinstance(claim, Order)), "megabytes"]
+    for axis in dict.fromkeys(axes):
+        shown = [curve for curve in curves.values() if curve.talks or axis != "megabytes"]
         y, log = plots.column(figure.metric), figure.metric.endswith("loss")
-        wide = figure.compression and axis is plots.MEGABYTES  # from 3 to 32 bits
-        with write_atomically(out / name, "wb") as stream:
-            plots.to_png(plots.draw(shown, axis, y, goal=goal, log=log, wide=wide), stream)
+        wide = figure.compression and axis == "megabytes"  # from 3 to 32 bits
+        with write_atomically(out / (PICTURE if axis == figure.axis else BESIDE[axis]), "wb") as stream:
+            plots.to_png(plots.draw(shown, plots.AXES[axis], y, goal=goal, log=log, wide=wide), stream)
     claims, questions = (
         [{"claim": claim.text, **_judged(claim, curves)} for claim in some]
         for some in (figure.claims, figure.questions)
