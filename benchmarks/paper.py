@@ -42,9 +42,10 @@ How to read it:
   beside other runs on the same device and with what was compiled first.
 - Learning rates were tuned once for each kind of task, or taken from the paper; presets say which.
 - On a GPU, a seed gave the same bits twice in one sitting, and, compiled anew on another machine, first other last bits
-  and in the end another run. Such runs differ half as much as seeds do, or less: by 0.45 points on CIFAR-10 (QuAFL in
-  `time` and in `compression-cifar10`; seeds by 0.87), by 0.06 on Fashion-MNIST (QuAFL in `accuracy-vs-time-fmnist` and
-  in `full_convergence`; seeds by 0.37). That is a noise in all comparisons here.
+  and in the end another run. Such runs differ by a third of what seeds differ by, or less: with standard deviations
+  of 0.45 and 1.27 points on CIFAR-10 up to time 6000 (QuAFL in `time` and in `compression-cifar10`), of 0.07 and 0.3 on
+  Fashion-MNIST up to 2000 (QuAFL in `accuracy-vs-time-fmnist` and in `full_convergence`). That is a noise in all
+  comparisons here.
 
 This page is made by `python benchmarks/paper.py`."""
 HOW = "run.executor=", "run.precision="  # that a figure may be run with: its numbers are the same but for rounding

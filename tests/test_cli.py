@@ -280,6 +280,23 @@ def test_a_checkpoint_of_other_settings_is_refused(uninterrupted: Path, tmp_path
         assert word in " ".join(done.output.split())
 
 
+def test_what_code_began_a_seed_is_known_when_other_code_has_ended_it(uninterrupted: Path, tmp_path: Path) -> None:
+    shutil.copytree(uninterrupted / "fedbuff", tmp_path / "copy")
+    versions = tmp_path / "copy" / "versions.json"
+    mine = json.loads(versions.read_text())["code"]
+    (tmp_path / "copy" / "rows.csv").unlink()
+    settings = load(str(tmp_path / "copy" / "settings.toml"), ["run.seeds=[0]"])[0]
+    _, simulation = settings.simulation(0)
+    next(iter(simulation))
+    made_with = {"settings": settings.to_toml(), "quafl": quafl.__version__, "torch": str(torch.__version__)}
+    made_with |= {"device": "cpu", "executor": "sequential", "precision": "float32"}
+    state = {"made_with": made_with, "computed": {"code": "another"}, "simulation": simulation.state()}
+    checkpoints.save(tmp_path / "copy" / "checkpoint-seed0.pt", state)
+    done = CliRunner().invoke(app, ["run", "--resume", str(tmp_path / "copy"), "-j", "1"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(versions.read_text())["code"] == ", ".join(sorted(["another", mine]))
+
+
 def test_what_cannot_be_dealt_out_is_said_before_anything_is_overwritten(two_curves: Path) -> None:
     before = (two_curves / "quafl" / "rows.csv").read_bytes()
     wrong = ["--set", "task.partition=slow classes", "--set", "clients.slow=0"]

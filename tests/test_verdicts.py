@@ -163,3 +163,4 @@ def test_a_deviation_has_an_interval_of_its_own(spread: float, word: str) -> Non
     seeds = curve("seeds", lambda time, seed: 0.8 + spread * (seed - 2))
     claim = {"measure": "deviation", "axis": "time", "metric": "accuracy"}
     assert verdicts.level([seeds], value=0.0, within=0.02, **claim).verdict == word
+    assert verdicts.level([seeds], value=0.02, within=0.0, side="at most", **claim)[:2] == (word, "at most 0.02")

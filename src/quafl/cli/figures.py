@@ -92,6 +92,9 @@ def _reproduce(wanted: Reproduction, out: Path, jobs: int | None, command: str) 
     for question in result["questions"]:
         _tell(question, " (not the paper's claim)")
     conclude([read_curve(folder.path) for folder in folders], place / REPORT)
+    console.print(
+        f"The figure: {place / 'figure.png'}; the verdict: {place / 'verdict.json'}", highlight=False, soft_wrap=True
+    )
     for trouble in troubles:
         console.print(trouble, style="yellow", markup=False)
 
@@ -105,7 +108,8 @@ def _begun(curves: Sequence[Settings], place: Path, among: Path) -> list[runner.
 
 
 def _tell(claim: dict[str, Any], remark: str = "") -> None:
-    console.print(f"  {claim['verdict']}: {claim['claim']}{remark}", markup=False)
+    rule = claim["holds if the interval is"]
+    console.print(f"  {claim['verdict']}: {claim['claim']}{remark}; the interval has to be {rule}", markup=False)
     for finding in claim["findings"]:
         interval = "too few seeds" if finding["low"] is None else f"from {finding['low']:.4g} to {finding['high']:.4g}"
         mean = "–" if finding["mean"] is None else f"{finding['mean']:.4g}"

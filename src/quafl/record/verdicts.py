@@ -61,20 +61,21 @@ def order(curves: Sequence[Curve], *, measure: str, axis: str, metric: str, marg
 def level(
     curves: Sequence[Curve], *, measure: str, axis: str, metric: str, value: float, within: float, side: str = "about"
 ) -> Verdict:
-    """That something is about `value` for each curve, or at least about so much."""
+    """That something is about `value` for each curve, or at least or at most about so much."""
     end = _common_end(curves, axis)
+    least = -np.inf if side == "at most" else value - within
+    most = np.inf if side == "at least" else value + within
     findings = []
     for curve in curves:
         found = _measured(curve, "end" if measure == "deviation" else measure, axis, metric, end)
         values = list(found.values())
         mean, low, high = _deviation(values) if measure == "deviation" else _interval(values)
-        highest = np.inf if side == "at least" else value + within
-        inside, outside = value - within <= low <= high <= highest, high < value - within or low > highest
+        inside, outside = least <= low <= high <= most, high < least or low > most
         word: Word = "holds" if inside else "does not hold" if outside else "undecided"
         what = f"{curve.label}: {measure if measure != 'end' else f'{metric} at the end'}"
         findings.append(Finding(what, found, mean, low, high, word))
-    least = f"{value - within:g}"
-    return _together(f"at least {least}" if side == "at least" else f"in {least} … {value + within:g}", findings)
+    rules = {"at least": f"at least {least:g}", "at most": f"at most {most:g}", "about": f"in {least:g} … {most:g}"}
+    return _together(rules[side], findings)
 
 
 def _together(rule: str, findings: list[Finding]) -> Verdict:

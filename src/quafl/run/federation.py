@@ -32,7 +32,8 @@ from quafl.deploy.worker import HELLO_SECONDS, Rejected, Unadmitted, Unreachable
 from quafl.record.checkpoints import Checkpoints
 from quafl.record.files import write_atomically
 from quafl.record.rows import Row, write_rows
-from quafl.run.folders import ROWS, SETTINGS, VERSIONS, RunError, versions
+from quafl.run.folders import ROWS, SETTINGS, VERSIONS, RunError
+from quafl.run.versions import versions
 from quafl.settings import FederationSettings, agree
 from quafl.tasks import local
 from quafl.tasks.demo import CLIENTS

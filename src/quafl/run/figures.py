@@ -3,9 +3,11 @@
 import csv
 import json
 from collections.abc import Sequence
+from functools import reduce
 from hashlib import blake2b
 from math import isfinite
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from quafl.record import maps, plots, verdicts
@@ -21,12 +23,13 @@ from quafl.record.summary import (
     time_to_target,
     zero_step_share,
 )
-from quafl.run.folders import UNKNOWN, RunFolder
+from quafl.run.folders import RunFolder
+from quafl.run.versions import UNKNOWN, joined
 from quafl.settings import Claim, Order, Reproduction, Settings
 
 PICTURE, VERDICT, TABLE = "figure.png", "verdict.json", "map.csv"
 BESIDE = {axis: f"{axis.replace(' ', '-')}.png" for axis in plots.AXES}  # the same curves by another axis
-COMPUTED_BY = "seeds", "device", "executor", "precision"
+NOT_THE_FIGURE = "seeds", "device", "executor", "precision"  # how often it is run, and on what
 
 
 def conclude(wanted: Reproduction, out: Path, folders: Sequence[RunFolder], command: str) -> dict[str, Any]:
@@ -64,7 +67,7 @@ def conclude(wanted: Reproduction, out: Path, folders: Sequence[RunFolder], comm
         **({"fewest bits": fewest_bits(list(curves.values()))} if wanted.figure.compression else {}),
         "command": command,
         "settings": fingerprint([folder.settings for folder in folders]),
-        "made with": _made_with([curve.versions for curve in curves.values()]),
+        "made with": _made_with(list(curves.values())),
     }
     with write_atomically(out / VERDICT) as stream:
         json.dump(result, stream, indent=2)
@@ -86,11 +89,11 @@ def fewest_bits(curves: Sequence[Curve]) -> int:
 
 def conclude_map(wanted: Reproduction, out: Path, cells: Sequence[list[RunFolder]], command: str) -> dict[str, Any]:
     """Draw who is first where, and write how long each algorithm takes in every cell."""
-    firsts, table, made = [], [], []
+    firsts, table, shown = [], [], []
     for cell, folders in zip(wanted.cells, cells, strict=True):
         curves = [read_curve(folder.path) for folder in folders]
         firsts.append(maps.first(curves))
-        made += [curve.versions for curve in curves]
+        shown += curves
         table += [{**cell.place, **line} for line in maps.lines(curves)]
     with write_atomically(out / TABLE) as stream:
         writer = csv.DictWriter(stream, list(table[0]), lineterminator="\n")
@@ -104,7 +107,7 @@ def conclude_map(wanted: Reproduction, out: Path, cells: Sequence[list[RunFolder
         "first": [{**cell.place, **first._asdict()} for cell, first in zip(wanted.cells, firsts, strict=True)],
         "command": command,
         "settings": fingerprint([folder.settings for folders in cells for folder in folders]),
-        "made with": _made_with(made),
+        "made with": _made_with(shown),
     }
     with write_atomically(out / VERDICT) as stream:
         json.dump(result, stream, indent=2)
@@ -112,20 +115,19 @@ def conclude_map(wanted: Reproduction, out: Path, cells: Sequence[list[RunFolder
 
 
 def fingerprint(curves: Sequence[Settings]) -> str:
-    """By which one sees whether a figure is still what was run: of all settings but the seeds and what computes
-    them."""
+    """By which one sees whether a figure is still what was run: of its curves' settings, defaults too, and not of what
+    is claimed."""
     parts = []
     for curve in curves:
         plain = curve.model_dump(mode="json")
-        plain["run"] = {key: value for key, value in plain["run"].items() if key not in COMPUTED_BY}
+        plain["run"] = {key: value for key, value in plain["run"].items() if key not in NOT_THE_FIGURE}
         parts.append(json.dumps(plain, sort_keys=True))
     return blake2b("\n".join(parts).encode(), digest_size=6).hexdigest()
 
 
-def _made_with(made: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Of several sittings, the last, and all the code that there was."""
-    code = {one for versions in made for one in versions.get("code", UNKNOWN).split(", ")}
-    return max(made, key=lambda versions: versions["date"]) | {"code": ", ".join(sorted(code))}
+def _made_with(curves: Sequence[Curve]) -> dict[str, str]:
+    """What there was in all sittings."""
+    return reduce(joined, ({"code": UNKNOWN} | curve.versions for curve in curves))
 
 
 def _judged(claim: Claim, curves: dict[str, Curve]) -> dict[str, Any]:
@@ -140,9 +142,9 @@ def _judged(claim: Claim, curves: dict[str, Curve]) -> dict[str, Any]:
 
 
 def _plain(finding: verdicts.Finding) -> dict[str, Any]:
-    """JSON has no infinite numbers."""
+    """JSON has no infinite numbers, and nobody wants rounding errors."""
     numbers = {name: getattr(finding, name) for name in ("mean", "low", "high")}
-    return finding._asdict() | {name: value if isfinite(value) else None for name, value in numbers.items()}
+    return finding._asdict() | {name: round(value, 12) if isfinite(value) else None for name, value in numbers.items()}
 
 
 def _numbers(curve: Curve) -> dict[str, Any]:
@@ -151,8 +153,9 @@ def _numbers(curve: Curve) -> dict[str, Any]:
     theirs = [f"{curve.metric}_class_{number}" for number in task.get("slow_classes", [])]
     apart = {}
     if task.get("partition") == "slow classes" and curve.settings["run"]["per_class"]:
-        means = [sum(rows[-1][name] for name in theirs) / len(theirs) for rows in curve.seeds.values()]
-        apart = {f"{curve.metric} on the slow clients' classes": Spread(tuple(means)).show("{:.4f}")}
+        late = [[row for row in rows if row["time"] >= 0.9 * rows[-1]["time"]] for rows in curve.seeds.values()]
+        means = tuple(mean(row[name] for row in rows for name in theirs) for rows in late)
+        apart = {f"{curve.metric} on the slow clients' classes, last tenth": Spread(means).show("{:.4f}")}
     return {
         "seeds": sorted(curve.seeds),
         f"final {curve.metric}": final(curve, curve.metric).show("{:.4f}"),

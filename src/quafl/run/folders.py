@@ -1,16 +1,10 @@
 """Run folders: a curve's settings, rows, versions, models and checkpoints on disk."""
 
 import json
-import os
-import platform
 import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from functools import cache
-from hashlib import blake2b
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +16,11 @@ from quafl.record.files import write_atomically
 from quafl.record.rows import Row, by_seed, read_rows, write_rows
 from quafl.record.summary import RecordError
 from quafl.run.jobs import Job, Outcome, Which, take_up
+from quafl.run.versions import SITTING, UNKNOWN, joined, versions
 from quafl.settings import Settings, SettingsError, load
 
 SETTINGS, ROWS, VERSIONS = "settings.toml", "rows.csv", "versions.json"
 TROUBLES, SECONDS = "troubles.json", "seconds.json"
-UNKNOWN = "unknown"  # code of which there is no digest
 
 
 class RunError(Exception):
@@ -83,9 +77,7 @@ class RunFolder:
             with write_atomically(self.model(seed, which), "wb") as stream:
                 stream.write(safetensors.torch.save(model))
         known = json.loads((self.path / VERSIONS).read_text(encoding="utf-8"))
-        now = known | {name: versions()[name] for name in ("code", "date")} | outcome.computed
-        if self.rows:  # of seeds that other code has computed, too
-            now["code"] = ", ".join(sorted({*known.get("code", UNKNOWN).split(", "), *now["code"].split(", ")}))
+        now = joined(known, outcome.computed) if self.rows else known | outcome.computed
         if now != known:
             with write_atomically(self.path / VERSIONS) as stream:
                 json.dump(now, stream, indent=2)
@@ -97,7 +89,7 @@ class RunFolder:
             with write_atomically(self.path / TROUBLES) as stream:
                 json.dump(self.troubles, stream, indent=2)
         self.rows[seed] = outcome.rows
-        write_rows(self.path / ROWS, [row for known in sorted(self.rows) for row in self.rows[known]])
+        write_rows(self.path / ROWS, [row for one in sorted(self.rows) for row in self.rows[one]])
         self.checkpoint(seed).unlink(missing_ok=True)
 
     def outcome(self, seed: int) -> Outcome:
@@ -106,8 +98,7 @@ class RunFolder:
         kept = {which: self.model(seed, which) for which in kinds if self.model(seed, which).exists()}
         models = {which: safetensors.torch.load_file(path) for which, path in kept.items()}
         made = json.loads((self.path / VERSIONS).read_text(encoding="utf-8"))
-        computed = {name: made[name] for name in ("device", "executor", "precision", "date") if name in made}
-        computed["code"] = made.get("code", UNKNOWN)
+        computed = {"code": UNKNOWN} | {name: made[name] for name in (*SITTING, "date") if name in made}
         seconds = self.seconds().get(str(seed), 0.0)
         return Outcome(self.rows[seed], models, self.troubles.get(str(seed)), computed, seconds)
 
@@ -245,27 +236,6 @@ def _check(folders: Sequence[RunFolder]) -> None:
 
 def _slug(label: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", label.lower()).strip("-.") or "curve"
-
-
-def versions() -> dict[str, str]:
-    """What the numbers depend on besides the settings."""
-    return {
-        **{package: version(package) for package in ("quafl", "torch", "numpy")},
-        "code": _code(),
-        "python": platform.python_version(),
-        "platform": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
-        "date": datetime.now(UTC).date().isoformat(),
-    }
-
-
-@cache
-def _code() -> str:
-    """Of the package's own files: between two releases, the version says too little."""
-    digest = blake2b(digest_size=6)
-    for path in sorted(Path(__file__).parents[1].rglob("*")):
-        if path.suffix in (".py", ".c", ".h"):
-            digest.update(path.read_bytes())
-    return digest.hexdigest()
 
 
 def trained_model(folder: Path, *, seed: int | None, which: Which) -> dict[str, Tensor]:

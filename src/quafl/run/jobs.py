@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from time import monotonic
 from typing import Literal, NamedTuple, TypeAlias
@@ -13,6 +12,7 @@ from torch import Tensor
 from quafl.record import checkpoints
 from quafl.record.rows import Row
 from quafl.record.summary import RecordError
+from quafl.run.versions import UNKNOWN, joined, versions
 from quafl.settings import Settings
 from quafl.sim import Diverged, Simulation
 
@@ -38,21 +38,24 @@ class Outcome(NamedTuple):
     rows: list[Row]
     models: dict[Which, dict[str, Tensor]]
     trouble: str | None  # why it ended before its time
-    computed: dict[str, str]  # on what device and how
+    computed: dict[str, str]  # on what device, how, by which code, and when
     seconds: float  # on the wall, of all sittings
 
 
 def compute(job: Job, on_news: Callable[[News], None], stopping: Callable[[], bool]) -> Outcome | None:
     """One seed, from its checkpoint if there is one; None if it was stopped, and stands in its checkpoint."""
     trouble, checkpoint = None, job.checkpoint
-    executor, spent = _before(checkpoint)
+    before = checkpoints.load(checkpoint, "cpu") if checkpoint.exists() else {}
+    executor, spent = before.get("made_with", {}).get("executor"), before.get("seconds", 0.0)
     began = monotonic() - spent
     task, simulation = job.settings.simulation(job.seed, executor)
     device, run = simulation.server.model.device, job.settings.run
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    computed = {"device": name, "executor": simulation.executor, "precision": run.precision}
-    made_with = {"settings": _alone(job).to_toml(), "quafl": version("quafl"), "torch": version("torch"), **computed}
+    here, how = versions(), {"device": name, "executor": simulation.executor, "precision": run.precision}
+    made_with = {"settings": _alone(job).to_toml(), "quafl": here["quafl"], "torch": here["torch"], **how}
+    computed = {**how, "code": here["code"], "date": here["date"]}
     if checkpoint.exists():
+        computed = joined(before.get("computed", {"code": UNKNOWN}), computed)
         take_up(checkpoint, simulation, made_with)
         on_news(simulation.rows[-1])
     due = monotonic() + job.checkpoint_seconds
@@ -63,8 +66,8 @@ def compute(job: Job, on_news: Callable[[News], None], stopping: Callable[[], bo
             stop = stopping()
             if stop or monotonic() > due:
                 saving = monotonic()
-                state = {"made_with": made_with, "simulation": simulation.state(), "seconds": saving - began}
-                checkpoints.save(checkpoint, state)
+                state = {"made_with": made_with, "computed": computed, "simulation": simulation.state()}
+                checkpoints.save(checkpoint, {**state, "seconds": saving - began})
                 due = monotonic() + max(job.checkpoint_seconds, (monotonic() - saving) / CHECKPOINT_SHARE)
             if stop:
                 return None
@@ -75,14 +78,6 @@ def compute(job: Job, on_news: Callable[[News], None], stopping: Callable[[], bo
         "best": task.export(simulation.best.server.model, simulation.best.server.buffers),
     }
     return Outcome(simulation.rows, models, trouble, computed, monotonic() - began)
-
-
-def _before(checkpoint: Path) -> tuple[str | None, float]:
-    """What took the steps of earlier sittings, and their seconds."""
-    if not checkpoint.exists():
-        return None, 0.0
-    state = checkpoints.load(checkpoint, "cpu")
-    return state.get("made_with", {}).get("executor"), state.get("seconds", 0.0)
 
 
 def _alone(job: Job) -> Settings:

@@ -57,13 +57,14 @@ def _variants(curve: Settings, wanted: Reproduction) -> list[Settings]:
 
 def choose(folders: Sequence[RunFolder], out: Path) -> list[dict[str, str]]:
     """The whole grid as a table, also written, in which each algorithm's best is marked: the soonest at the target with
-    every seed, and of equally soon ones, or if there is none, the one that ends best."""
+    every seed, and of equally soon ones, or if there is none, the one that ends best; none if all are alike."""
     kinds: dict[str, list[tuple[Settings, Curve]]] = {}
     for folder in folders:
         kinds.setdefault(_kind(folder.settings), []).append((folder.settings, read_curve(folder.path)))
     table = []
     for tried in kinds.values():
         best = ranked([curve for _, curve in tried])[0].label
+        alike = len(tried) > 1 and len({(time_to_target(one), final(one, one.metric)) for _, one in tried}) == 1
         for settings, curve in tried:
             algorithm = settings.algorithm
             table.append(
@@ -75,7 +76,7 @@ def choose(folders: Sequence[RunFolder], out: Path) -> list[dict[str, str]]:
                     "time_to_target": time_to_target(curve).show("{:.0f}"),
                     "final": final(curve, curve.metric).show("{:.4f}"),
                     "seeds": " ".join(map(str, curve.seeds)),
-                    "chosen": "yes" if curve.label == best else "",
+                    "chosen": "yes" if curve.label == best and not alike else "",
                 }
             )
     with write_atomically(out / GRID) as stream:

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from quafl.core.randomness import Generators
 from quafl.settings.base import NotNegative, Raw, Section
 from quafl.settings.curve import Settings
-from quafl.settings.reading import SettingsError, checked, curves_of, merged, preset_names, read_preset
+from quafl.settings.reading import SettingsError, changes_of, checked, curves_of, merged, preset_names, read_preset
 from quafl.sim import codecs_for
 
 PAPER = "paper"  # the folder of the presets
@@ -43,7 +43,7 @@ class Level(_OfCurves):
     measure: Literal["end", "zero-step share", "zero-step share of slow clients", "deviation"] = "end"
     value: float
     within: NotNegative
-    side: Literal["about", "at least"] = "about"
+    side: Literal["about", "at least", "at most"] = "about"
 
 
 Claim: TypeAlias = Annotated[Order | Level, Field(discriminator="kind")]
@@ -129,15 +129,16 @@ def load_figure(name: str, overrides: Sequence[str] = (), *, quick: bool = False
     cells = []
     for values in product(*figure.grid.values()) if figure.grid else ():
         place = dict(zip(figure.grid, values, strict=True))
-        changes = [*overrides, *(f"{key}={json.dumps(value)}" for key, value in place.items())]
-        cells.append(Cell(place, curves_of(deepcopy(raw), changes, deepcopy(over))))
+        here = [*overrides, *(f"{key}={json.dumps(value)}" for key, value in place.items())]
+        cells.append(Cell(place, curves_of(deepcopy(raw), here, deepcopy(over))))
     labels = [curve.label for curve in curves]
     strange = next((label for label in labels if label not in known), None)
     if strange is not None:
         raise SettingsError(f"--set curves.{strange}: {name} has no such curve; it has {', '.join(known)}")
-    plain = curves_of(deepcopy(raw), (), deepcopy(over))
-    for key, (mine, its) in product(figure.grid, zip(curves, plain, strict=True)):
-        if _at(mine, key) != _at(its, key):
+    changes = changes_of(overrides)
+    for key, part in product(figure.grid, [changes, *changes.get("curves", {}).values()]):
+        section, _, setting = key.partition(".")
+        if setting in part.get(section, {}):
             raise SettingsError(
                 f"{key} cannot be set: {name} is a map over it ({', '.join(map(str, figure.grid[key]))}); leave it out"
             )
@@ -147,11 +148,6 @@ def load_figure(name: str, overrides: Sequence[str] = (), *, quick: bool = False
             raise SettingsError(f"{name} says something of {unknown!r}, which is none of {', '.join(labels)}")
     smaller += f", {curves[0].run.until:g} instead of {raw['run']['until']:g} time units"
     return Reproduction(name, figure, curves, cells, rates, smaller if quick else None)
-
-
-def _at(curve: Settings, key: str) -> Any:
-    section, _, name = key.partition(".")
-    return getattr(getattr(curve, section), name)
 
 
 def local_steps(curve: Settings) -> float:

@@ -38,9 +38,7 @@ def load(source: str, overrides: Sequence[str] = ()) -> list[Settings]:
 def curves_of(raw: Raw, overrides: Sequence[str] = (), over: Raw | None = None) -> list[Settings]:
     """The curves of a file that has been read, with a table and then `key=value` overrides laid over all of them; an
     override of one curve counts more than one of all."""
-    changes: Raw = over or {}
-    for override in overrides:
-        changes = merged(changes, _parse_override(override))
+    changes = merged(over or {}, changes_of(overrides))
     single = changes.pop("curves", {})
     curves = merged({"curves": raw.pop("curves", {})}, {"curves": single})["curves"]
     if not isinstance(curves, dict) or not all(isinstance(curve, dict) for curve in curves.values()):
@@ -54,11 +52,14 @@ def curves_of(raw: Raw, overrides: Sequence[str] = (), over: Raw | None = None) 
     return found
 
 
+def changes_of(overrides: Sequence[str]) -> Raw:
+    """What `key=value` overrides say, as one table."""
+    return reduce(merged, map(_parse_override, overrides), {})
+
+
 def load_federation(source: str, overrides: Sequence[str] = ()) -> FederationSettings:
     """A real federation's settings, with `key=value` overrides laid over them."""
-    raw = _read(source)
-    for override in overrides:
-        raw = merged(raw, _parse_override(override))
+    raw = merged(_read(source), changes_of(overrides))
     defaults = {**_DEFAULTS, "task": {}, "algorithm": {"name": "quafl", "patience": PATIENCE}}
     return _validate(FederationSettings, defaults, raw)
 
