@@ -292,8 +292,10 @@ def test_what_code_began_a_seed_is_known_when_other_code_has_ended_it(uninterrup
     made_with |= {"device": "cpu", "executor": "sequential", "precision": "float32"}
     state = {"made_with": made_with, "computed": {"code": "another"}, "simulation": simulation.state()}
     checkpoints.save(tmp_path / "copy" / "checkpoint-seed0.pt", state)
+    (tmp_path / "copy" / "checkpoint-seed0.pt.part").write_text("half of one, by a process that was killed")
     done = CliRunner().invoke(app, ["run", "--resume", str(tmp_path / "copy"), "-j", "1"])
     assert done.exit_code == 0, done.output
+    assert not list((tmp_path / "copy").glob("checkpoint*"))
     assert json.loads(versions.read_text())["code"] == ", ".join(sorted(["another", mine]))
 
 

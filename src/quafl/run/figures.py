@@ -142,9 +142,11 @@ def _judged(claim: Claim, curves: dict[str, Curve]) -> dict[str, Any]:
 
 
 def _plain(finding: verdicts.Finding) -> dict[str, Any]:
-    """JSON has no infinite numbers, and nobody wants rounding errors."""
+    """JSON has no infinite numbers, and nobody wants rounding errors, such as -0."""
     numbers = {name: getattr(finding, name) for name in ("mean", "low", "high")}
-    return finding._asdict() | {name: round(value, 12) if isfinite(value) else None for name, value in numbers.items()}
+    return finding._asdict() | {
+        name: round(value, 12) + 0.0 if isfinite(value) else None for name, value in numbers.items()
+    }
 
 
 def _numbers(curve: Curve) -> dict[str, Any]:

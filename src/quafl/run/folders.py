@@ -90,7 +90,9 @@ class RunFolder:
                 json.dump(self.troubles, stream, indent=2)
         self.rows[seed] = outcome.rows
         write_rows(self.path / ROWS, [row for one in sorted(self.rows) for row in self.rows[one]])
-        self.checkpoint(seed).unlink(missing_ok=True)
+        checkpoint = self.checkpoint(seed)
+        for left in self.path.glob(f"{checkpoint.name}*"):  # also what a process that was killed had half written
+            left.unlink(missing_ok=True)
 
     def outcome(self, seed: int) -> Outcome:
         """A finished seed, as it was when it was added."""
