@@ -248,6 +248,7 @@ def test_of_two_sittings_all_is_known_and_the_later_date() -> None:
     new = {"torch": "2", "device": "cpu", "code": "b", "date": "2026-11-16"}
     both = {"torch": "2", "device": "a GPU, cpu", "code": "a, b, unknown", "date": "2026-11-16"}
     assert joined(old, new) == joined(new, old) == joined(both, old) == both
+    assert joined({"date": "2001-01-01"}, new)["code"] == "b, unknown"
 
 
 def test_whether_a_figure_is_still_what_was_run_can_be_seen() -> None:

@@ -78,6 +78,11 @@ def level(
     return _together(rules[side], findings)
 
 
+def ends(curve: Curve, metric: str) -> dict[int, float]:
+    """Of each seed, the mean over the last tenth of the time."""
+    return _measured(curve, "end", "time", metric, _common_end([curve], "time"))
+
+
 def _together(rule: str, findings: list[Finding]) -> Verdict:
     return Verdict(overall([finding.verdict for finding in findings]), rule, findings)
 

@@ -24,7 +24,7 @@ from quafl.record.summary import (
     zero_step_share,
 )
 from quafl.run.folders import RunFolder
-from quafl.run.versions import UNKNOWN, joined
+from quafl.run.versions import joined
 from quafl.settings import Claim, Order, Reproduction, Settings
 
 PICTURE, VERDICT, TABLE = "figure.png", "verdict.json", "map.csv"
@@ -127,7 +127,7 @@ def fingerprint(curves: Sequence[Settings]) -> str:
 
 def _made_with(curves: Sequence[Curve]) -> dict[str, str]:
     """What there was in all sittings."""
-    return reduce(joined, ({"code": UNKNOWN} | curve.versions for curve in curves))
+    return reduce(joined, (curve.versions for curve in curves))
 
 
 def _judged(claim: Claim, curves: dict[str, Curve]) -> dict[str, Any]:
@@ -155,8 +155,8 @@ def _numbers(curve: Curve) -> dict[str, Any]:
     theirs = [f"{curve.metric}_class_{number}" for number in task.get("slow_classes", [])]
     apart = {}
     if task.get("partition") == "slow classes" and curve.settings["run"]["per_class"]:
-        late = [[row for row in rows if row["time"] >= 0.9 * rows[-1]["time"]] for rows in curve.seeds.values()]
-        means = tuple(mean(row[name] for row in rows for name in theirs) for rows in late)
+        ends = [verdicts.ends(curve, name) for name in theirs]
+        means = tuple(mean(one[seed] for one in ends) for seed in curve.seeds)
         apart = {f"{curve.metric} on the slow clients' classes, last tenth": Spread(means).show("{:.4f}")}
     return {
         "seeds": sorted(curve.seeds),

@@ -12,7 +12,7 @@ from torch import Tensor
 from quafl.record import checkpoints
 from quafl.record.rows import Row
 from quafl.record.summary import RecordError
-from quafl.run.versions import UNKNOWN, joined, versions
+from quafl.run.versions import joined, versions
 from quafl.settings import Settings
 from quafl.sim import Diverged, Simulation
 
@@ -55,7 +55,7 @@ def compute(job: Job, on_news: Callable[[News], None], stopping: Callable[[], bo
     made_with = {"settings": _alone(job).to_toml(), "quafl": here["quafl"], "torch": here["torch"], **how}
     computed = {**how, "code": here["code"], "date": here["date"]}
     if checkpoint.exists():
-        computed = joined(before.get("computed", {"code": UNKNOWN}), computed)
+        computed = joined(before.get("computed", {}), computed)
         take_up(checkpoint, simulation, made_with)
         on_news(simulation.rows[-1])
     due = monotonic() + job.checkpoint_seconds

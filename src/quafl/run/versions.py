@@ -26,12 +26,12 @@ def versions() -> dict[str, str]:
 
 def joined(one: Mapping[str, str], other: Mapping[str, str]) -> dict[str, str]:
     """Of two sittings: all that they had of what may differ, and else what the later one had."""
-    earlier, later = sorted((one, other), key=lambda made: made.get("date", ""))
+    sittings = [{"code": UNKNOWN, **made} for made in (one, other)]
+    earlier, later = sorted(sittings, key=lambda made: made.get("date", ""))
     found = {**earlier, **later}
-    for name in SITTING:
-        words = {word for made in (one, other) if name in made for word in made[name].split(", ")}
-        if words:
-            found[name] = ", ".join(sorted(words))
+    for name in (name for name in SITTING if name in found):
+        words = {word for made in sittings if name in made for word in made[name].split(", ")}
+        found[name] = ", ".join(sorted(words))
     return found
 
 
