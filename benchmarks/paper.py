@@ -27,7 +27,8 @@ runs. It *holds* when the 95 % interval (Student's) of the paired difference bet
 side, *does not hold* on the wrong side, and is *undecided* otherwise. That something is "no worse", or "about" so much,
 has a margin, fixed as well: the tables say where the interval has to be. A claim of several parts holds if all of them
 do. No interval is corrected for there being many of them, and figures that show the same runs are not independent.
-Five seeds are the presets' wish; three are what the GPU time allowed, unless a figure says otherwise.
+Five seeds are the presets' wish, and three what the GPU time allowed at first. Where a command says `--seeds 5`, two were
+added when the first three had been seen.
 
 How to read it:
 
