@@ -27,8 +27,8 @@ runs. It *holds* when the 95 % interval (Student's) of the paired difference bet
 side, *does not hold* on the wrong side, and is *undecided* otherwise. That something is "no worse", or "about" so much,
 has a margin, fixed as well: the tables say where the interval has to be. A claim of several parts holds if all of them
 do. No interval is corrected for there being many of them, and figures that show the same runs are not independent.
-Five seeds are the presets' wish, and three what the GPU time allowed at first. Where a command says `--seeds 5`, two were
-added when the first three had been seen.
+Five seeds are the presets' wish, and three what the GPU time allowed at first. Where a command says `--seeds 5`, two
+were added when the first three had been seen.
 
 How to read it:
 
@@ -105,7 +105,8 @@ def section(wanted: Reproduction) -> list[str]:
     lines = [f"### {name}", "", f"{figure.setting}.{instead}", ""]
     if not path.exists():
         claims = "; ".join(claim.text for claim in figure.claims) or "who is first where"
-        return [*lines, f"Claim: {claims}. **Not yet run**: `quafl reproduce {name}`.", ""]
+        beside = [f" In its place: [{one}](#{one})." for one in figures() if load_figure(one).figure.instead_of == name]
+        return [*lines, f"Claim: {claims}. **Not yet run**: `quafl reproduce {name}`.{''.join(beside)}", ""]
     found = json.loads(path.read_text(encoding="utf-8"))
     if "first" in found:
         firsts = Counter(cell["label"] for cell in found["first"])

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from itertools import product
 from pathlib import Path
 
@@ -159,6 +160,15 @@ def reproduce(*args: str) -> str:
     result = CliRunner().invoke(app, ["reproduce", *args])
     assert result.exit_code == 0, result.output
     return result.output
+
+
+def test_the_list_has_every_figures_setting_claims_and_cost() -> None:
+    shown = " ".join(reproduce("--list").split())
+    for name in figures():
+        figure = load_figure(name).figure
+        cost = f"the runs of {figure.of}" if figure.of else r"[\d,]+ thousand local steps a seed"
+        claims = re.escape("; ".join(claim.text for claim in figure.claims) or "who is first where")
+        assert re.search(rf"{re.escape(f'{name}: {figure.setting}')} \({cost}\) {claims}", shown), name
 
 
 def test_seeds_accumulate_over_several_sittings(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich import box
 from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table
 
 from quafl import run as runner
@@ -60,17 +61,15 @@ def reproduce(
 
 
 def _list_figures() -> None:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("id", "setting", "claims", "local steps a seed"):
-        table.add_column(heading, no_wrap=heading == "id")
     for name in figures():
         wanted = load_figure(name)
         of = wanted.figure.of
         curves = [curve for cell in wanted.cells for curve in cell.curves] or wanted.curves
-        cost = f"as {of}" if of else f"{sum(map(local_steps, curves)) / 1000:,.0f} thousand"
+        steps = f"{sum(map(local_steps, curves)) / 1000:,.0f} thousand local steps a seed"
+        cost = f"the runs of {of}" if of else steps
+        console.print(f"[bold]{escape(name)}[/]: {escape(wanted.figure.setting)} ({cost})", highlight=False)
         claims = "; ".join(claim.text for claim in wanted.figure.claims)
-        table.add_row(*map(escape, (name, wanted.figure.setting, claims, cost)))
-    console.print(table)
+        console.print(Padding(escape(claims or "who is first where"), (0, 0, 0, 4), expand=False), style="dim")
 
 
 def _reproduce(wanted: Reproduction, out: Path, jobs: int | None, command: str) -> None:
@@ -109,11 +108,12 @@ def _begun(curves: Sequence[Settings], place: Path, among: Path) -> list[runner.
 
 def _tell(claim: dict[str, Any], remark: str = "") -> None:
     rule = claim["holds if the interval is"]
-    console.print(f"  {claim['verdict']}: {claim['claim']}{remark}; the interval has to be {rule}", markup=False)
+    said = f"  {claim['verdict']}: {claim['claim']}{remark}; the interval has to be {rule}"
+    console.print(said, markup=False, soft_wrap=True)
     for finding in claim["findings"]:
         interval = "too few seeds" if finding["low"] is None else f"from {finding['low']:.4g} to {finding['high']:.4g}"
         mean = "–" if finding["mean"] is None else f"{finding['mean']:.4g}"
-        console.print(f"      {finding['what']}: {mean}, {interval}", markup=False, highlight=False)
+        console.print(f"      {finding['what']}: {mean}, {interval}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _map(wanted: Reproduction, out: Path, jobs: int | None, command: str) -> None:
