@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from matplotlib.figure import Figure
 
 from quafl.record.plots import looks
-from quafl.record.summary import Curve, ranked, time_to_target
+from quafl.record.summary import Curve, arrival, ranked, time_to_target
 from quafl.record.verdicts import order
 
 NOBODY = "nobody"
@@ -48,12 +48,13 @@ def _kin(curve: Curve) -> str:
 
 
 def lines(curves: Sequence[Curve]) -> list[dict[str, Any]]:
-    """How long each took."""
+    """How long each took, with each seed."""
     return [
         {
             "curve": curve.label,
             "time_to_target": time_to_target(curve).show("{:.1f}"),
             "seeds_at_target": f"{len(time_to_target(curve).values)} of {curve.planned}",
+            **{f"seed_{seed}": f"{row['time']:.1f}" if (row := arrival(curve, seed)) else "" for seed in curve.seeds},
         }
         for curve in curves
     ]

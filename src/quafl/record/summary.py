@@ -179,9 +179,14 @@ def time_to_target(curve: Curve) -> Spread:
 
 
 def _at_target(curve: Curve) -> list[Row]:
-    lasting = (rows for seed, rows in curve.seeds.items() if seed not in curve.troubles)
-    firsts = (next((row for row in rows if curve.at_target(row)), None) for rows in lasting)
+    firsts = (arrival(curve, seed) for seed in curve.seeds)
     return [row for row in firsts if row is not None]
+
+
+def arrival(curve: Curve, seed: int) -> Row | None:
+    """A seed's first evaluation at the target or better, if it got there and did not diverge."""
+    rows = () if seed in curve.troubles else curve.seeds[seed]
+    return next((row for row in rows if curve.at_target(row)), None)
 
 
 def ranked(curves: Sequence[Curve]) -> list[Curve]:

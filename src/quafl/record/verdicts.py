@@ -9,7 +9,7 @@ from scipy import integrate, stats
 
 from quafl.record.plots import AXES, Numbers, column, points
 from quafl.record.rows import Row
-from quafl.record.summary import Curve, slow_zero_step_shares, zero_step_shares
+from quafl.record.summary import Curve, arrival, slow_zero_step_shares, zero_step_shares
 
 Word: TypeAlias = Literal["holds", "does not hold", "undecided"]
 CONFIDENCE = 0.95
@@ -155,9 +155,8 @@ def _earlier(first: Curve, second: Curve, axis: str, seed: int) -> float:
 
 def _reached(curve: Curve, axis: str, seed: int) -> tuple[float | None, float]:
     """Where a seed first evaluated at the target, if it did and lasted, and where it ended."""
-    rows = curve.seeds[seed]
-    first = None if seed in curve.troubles else next((row for row in rows if curve.at_target(row)), None)
-    return None if first is None else AXES[axis].value(first), _end(curve, axis, rows)
+    first = arrival(curve, seed)
+    return None if first is None else AXES[axis].value(first), _end(curve, axis, curve.seeds[seed])
 
 
 def _area(places: Numbers, values: Numbers, end: float) -> float:

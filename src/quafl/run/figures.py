@@ -96,7 +96,8 @@ def conclude_map(wanted: Reproduction, out: Path, cells: Sequence[list[RunFolder
         shown += curves
         table += [{**cell.place, **line} for line in maps.lines(curves)]
     with write_atomically(out / TABLE) as stream:
-        writer = csv.DictWriter(stream, list(table[0]), lineterminator="\n")
+        columns = dict.fromkeys(name for line in table for name in line)
+        writer = csv.DictWriter(stream, list(columns), lineterminator="\n")
         writer.writeheader()
         writer.writerows(table)
     with write_atomically(out / PICTURE, "wb") as stream:
