@@ -28,7 +28,8 @@ side, *does not hold* on the wrong side, and is *undecided* otherwise. That some
 has a margin, fixed as well: the tables say where the interval has to be. A claim of several parts holds if all of them
 do. No interval is corrected for there being many of them, and figures that show the same runs are not independent.
 Five seeds are the presets' wish, and three what the GPU time allowed at first. Where a command says `--seeds 5`, two
-were added when the first three had been seen.
+were added when the first three had been seen: such an interval excludes zero by chance more often than its 5 %.
+*Beside the claims* are questions of our own, most of them asked after the runs; they are no part of the verdict.
 
 How to read it:
 
@@ -37,14 +38,15 @@ How to read it:
   marked `at least`. `A before B` is by how much A is better.
 - `area` is the mean up to the common end, `end` the mean over the last tenth, `rise` the largest rise between two
   evaluations after the first tenth; `deviation` is the standard deviation of the ends, with its interval by the χ² law.
-- Numbers of curves are mean ± standard deviation over seeds, and so are the bands of pictures. *Megabytes* are all that
-  was sent, both ways; the Baseline sends nothing. A *zero-step contact* is one at which a client had not finished a
-  single step since the last; *messages refined* needed more bits to be decoded. *Seconds a seed* are those on the wall,
-  beside other runs on the same device and with what was compiled first.
+- Numbers of curves are mean ± standard deviation over seeds, and so are the bands of pictures; those *to* a target are
+  of the seeds that arrived. All curves of a figure end at the same time, so by megabytes some end before others.
+  *Megabytes* are all that was sent, both ways; the Baseline sends nothing. A *zero-step contact* is one at which a
+  client had not finished a single step since the last; *messages refined* needed more bits to be decoded. *Seconds a
+  seed* are those on the wall, beside other runs on the same device and with what was compiled first.
 - Learning rates were tuned once for each kind of task, or taken from the paper; presets say which.
 - On a GPU, a seed gave the same bits twice in one sitting, and, compiled anew on another machine, first other last bits
-  and in the end another run. Such runs differ by a third of what seeds differ by, or less: with standard deviations
-  of 0.45 and 1.27 points on CIFAR-10 up to time 6000 (QuAFL in `time` and in `compression-cifar10`), of 0.07 and 0.3 on
+  and in the end another run. Such runs differ by about a third of what seeds differ by: with standard deviations of
+  0.45 and 1.27 points on CIFAR-10 up to time 6000 (QuAFL in `time` and in `compression-cifar10`), of 0.07 and 0.3 on
   Fashion-MNIST up to 2000 (QuAFL in `accuracy-vs-time-fmnist` and in `full_convergence`). That is a noise in all
   comparisons here.
 

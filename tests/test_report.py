@@ -14,7 +14,7 @@ from matplotlib import image
 from matplotlib.colors import to_rgb
 
 from quafl.core.seams import ServerState, Totals
-from quafl.record.plots import COLOURS, SIMULATED_TIME, column, draw, looks
+from quafl.record.plots import COLOURS, ROUNDS, SIMULATED_TIME, column, draw, looks
 from quafl.record.report import page, table
 from quafl.record.rows import Row, by_seed, make_row, read_rows, write_rows
 from quafl.record.summary import Curve, RecordError, final, ranked, read_curves, time_to_target, verdict
@@ -152,6 +152,15 @@ def test_a_variant_has_its_algorithms_colour_and_a_line_of_its_own() -> None:
     assert looks(names[2::-1]).items() <= known.items(), "in any order"
     assert looks([*names[:4], *[names[3]] * 7, names[4]]) == known, "however often one is named"
     assert "border-top-style:dashed" in page([replace(QUICK, label=name) for name in names[:2]])
+    shared = looks(["QuAFL, 32 bits", "QuAFL, 4 bits", "FedBuff", "FedBuff, 4 bits"])
+    assert shared["QuAFL, 32 bits"].line != shared["QuAFL, 4 bits"].line == shared["FedBuff, 4 bits"].line != "-"
+
+
+def test_curves_that_end_far_apart_can_all_be_seen() -> None:
+    long, short = curve("QuAFL", [0.1] * 50), curve("FedAvg", [0.1] * 5)
+    scales = [draw(some, ROUNDS, column("accuracy")).axes[0].get_xscale() for some in ([long], [long, short])]
+    assert scales == ["linear", "log"]
+    assert draw([long, short], SIMULATED_TIME, column("accuracy")).axes[0].get_xscale() == "linear"
 
 
 def test_a_target_far_from_all_curves_does_not_cost_them_their_place() -> None:

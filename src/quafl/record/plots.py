@@ -9,6 +9,7 @@ from typing import IO, NamedTuple, TypeAlias
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import XAxis, YAxis
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 from numpy.typing import NDArray
@@ -29,6 +30,7 @@ COLOURS = {
 OTHERS = ["#88CCEE", "#332288", "#882255", "#117733", "#DDCC77", "#AA4499", "#44AA99", "#999933"]
 Numbers: TypeAlias = NDArray[np.float64]
 LINES = {"-": "solid", "--": "dashed", ":": "dotted", "-.": "double"}  # and what comes nearest to them in a page
+FAR = 4  # as far as another curve: on a linear axis, the shorter one could hardly be seen
 BEGINNING = 10  # of 200 places on a curve: what it does there, far from all others, need not be seen
 
 
@@ -66,38 +68,40 @@ class Look(NamedTuple):
 
 
 def looks(labels: Sequence[str]) -> dict[str, Look]:
-    """By label; variants of an algorithm, such as "QuAFL, 4 bits", have its colour, and lines of their own."""
-    spare, lines = cycle(OTHERS), {name: cycle(list(LINES)[1:]) for name in COLOURS}
-    found = {}
-    for label in sorted(set(labels)):
-        algorithm = label.split(",")[0]
-        if algorithm in COLOURS:
-            found[label] = Look(COLOURS[algorithm], "-" if label == algorithm else next(lines[algorithm]))
-    return found | {label: Look(next(spare), "-") for label in dict.fromkeys(labels) if label not in found}
+    """By label; variants of an algorithm, such as "QuAFL, 4 bits", have its colour, and the line that the same variant
+    of another has."""
+    parts = {label: label.partition(", ")[::2] for label in dict.fromkeys(labels)}
+    variants = sorted({variant for algorithm, variant in parts.values() if algorithm in COLOURS and variant})
+    lines = {"": "-"} | dict(zip(variants, cycle(list(LINES)[1:]), strict=False))
+    spare = cycle(OTHERS)
+    return {
+        label: Look(COLOURS[algorithm], lines[variant]) if algorithm in COLOURS else Look(next(spare), "-")
+        for label, (algorithm, variant) in parts.items()
+    }
 
 
-def draw(
-    curves: Sequence[Curve], x: Axis, y: Axis, *, goal: float | None = None, log: bool = False, wide: bool = False
-) -> Figure:
-    """One panel. `log` is of the values; `wide`, if curves end in places of different orders of magnitude."""
+def draw(curves: Sequence[Curve], x: Axis, y: Axis, *, goal: float | None = None, log: bool = False) -> Figure:
+    """One panel; `log` is of the values."""
     figure = Figure(figsize=(6.4, 4.0), layout="constrained")
     axes = figure.subplots()
-    _panel(axes, curves, x, y, goal, log, wide)
+    _panel(axes, curves, x, y, goal, log)
     return figure
 
 
-def _panel(axes: Axes, curves: Sequence[Curve], x: Axis, y: Axis, goal: float | None, log: bool, wide: bool) -> None:
+def _panel(axes: Axes, curves: Sequence[Curve], x: Axis, y: Axis, goal: float | None, log: bool) -> None:
     known = looks([curve.label for curve in curves])
-    seen, starts = [], []
-    for curve in curves:
+    seen, starts, ends = [], [], []
+    for number, curve in enumerate(curves):
         colour, line = known[curve.label]
         grid, values = _on_common_grid(curve, x, y)
         middle = values.mean(axis=0)
         spread = values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros_like(middle)
-        axes.plot(grid, middle, color=colour, linestyle=line, label=curve.label, linewidth=1.8)
+        above = 3 - number / len(curves)  # the others: the first is what it is about
+        axes.plot(grid, middle, color=colour, linestyle=line, label=curve.label, linewidth=1.8, zorder=above)
         axes.fill_between(grid, middle - spread, middle + spread, color=colour, alpha=0.18, linewidth=0)
         seen += [(middle - spread)[BEGINNING:], (middle + spread)[BEGINNING:]]
         starts.append(grid[BEGINNING])
+        ends.append(grid[-1])
     shown = np.concatenate([*seen, []])
     shown = shown[np.isfinite(shown)]
     if goal is not None and len(shown) and abs(goal - np.clip(goal, shown.min(), shown.max())) <= 0.1 * np.ptp(shown):
@@ -106,20 +110,26 @@ def _panel(axes: Axes, curves: Sequence[Curve], x: Axis, y: Axis, goal: float | 
     margin = 0.05 * np.ptp(shown) if len(shown) else 0.0
     if log:
         axes.set_yscale("log")
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_minor_locator(LogLocator(subs=(2, 3, 5)))
-        axes.yaxis.set_minor_formatter("{x:g}")
+        _label(axes.yaxis)
     elif margin > 0:
         axes.set_ylim(shown.min() - margin, shown.max() + margin)
     axes.set(xlabel=x.label, ylabel=y.label)
+    wide = x not in (SIMULATED_TIME, SECONDS) and 0 < FAR * min(ends, default=0) < max(ends, default=0)
     if wide:
         axes.set_xscale("log")
-        axes.xaxis.set_major_formatter("{x:g}")
+        _label(axes.xaxis)
     axes.set_xlim(left=min(starts) if wide else 0)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     if curves:
         axes.legend(frameon=False)
+
+
+def _label(axis: XAxis | YAxis) -> None:
+    """A logarithmic one, with plain numbers."""
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_locator(LogLocator(subs=(2, 5)))
+    axis.set_minor_formatter("{x:g}")
 
 
 def _on_common_grid(curve: Curve, x: Axis, y: Axis) -> tuple[Numbers, Numbers]:

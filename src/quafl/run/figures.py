@@ -42,9 +42,8 @@ def conclude(wanted: Reproduction, out: Path, folders: Sequence[RunFolder], comm
     for axis in dict.fromkeys(axes):
         shown = [curve for curve in curves.values() if curve.talks or axis != "megabytes"]
         y, log = plots.column(figure.metric), figure.metric.endswith("loss")
-        wide = figure.compression and axis == "megabytes"  # from 3 to 32 bits
         with write_atomically(out / (PICTURE if axis == figure.axis else BESIDE[axis]), "wb") as stream:
-            plots.to_png(plots.draw(shown, plots.AXES[axis], y, goal=goal, log=log, wide=wide), stream)
+            plots.to_png(plots.draw(shown, plots.AXES[axis], y, goal=goal, log=log), stream)
     claims, questions = (
         [{"claim": claim.text, **_judged(claim, curves)} for claim in some]
         for some in (figure.claims, figure.questions)
