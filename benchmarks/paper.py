@@ -31,7 +31,9 @@ Five seeds are the presets' wish, and three what the GPU time allowed at first. 
 were added when the first three had been seen: such an interval excludes zero by chance more often than its 5 %.
 *Beside the claims* are questions of our own, most of them asked after the runs; they are no part of the verdict.
 
-How to read it:
+This page is made by `python benchmarks/paper.py`."""
+READING = """\
+## How to read the numbers
 
 - *Time to* a target is that of the first evaluation that reaches it, and as coarse as evaluations and rounds are. Of a
   seed that never gets there, only that it is later than its end is known: the least that can be said counts, and is
@@ -48,9 +50,7 @@ How to read it:
   and in the end another run. Such runs differ by about a third of what seeds differ by: with standard deviations of
   0.45 and 1.27 points on CIFAR-10 up to time 6000 (QuAFL in `time` and in `compression-cifar10`), of 0.07 and 0.3 on
   Fashion-MNIST up to 2000 (QuAFL in `accuracy-vs-time-fmnist` and in `full_convergence`). That is a noise in all
-  comparisons here.
-
-This page is made by `python benchmarks/paper.py`."""
+  comparisons here."""
 HOW = "run.executor=", "run.precision="  # that a figure may be run with: its numbers are the same but for rounding
 PARTS = {"main": "The paper's main body", "appendix": "The paper's appendix", "beyond": "Beyond the paper"}
 
@@ -191,6 +191,7 @@ def main(runs: Path) -> None:
     for one in wanted:
         verdict = words(RESULTS / "paper" / f"{one.name}.json")
         lines.append(f"| [{one.name}](#{one.name.lower()}) | {one.figure.setting} | {verdict} |")
+    lines += ["", *READING.splitlines()]
     for part, title in PARTS.items():
         lines += ["", f"## {title}", ""]
         for one in wanted:
