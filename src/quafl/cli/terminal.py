@@ -91,6 +91,7 @@ class _Bars:
         self._latest: dict[tuple[str, int], Row] = {}
         self._first: dict[tuple[str, int], Row] = {}
         self._bars = {}
+        self._alone = {folder.settings.label for folder in folders if folder.settings.clients.count == 1}
         for folder in folders:
             label, plan = folder.settings.label, folder.settings.run
             self._bars[label] = progress.add_task(escape(label), total=plan.until * len(plan.seeds), news="")
@@ -117,10 +118,8 @@ class _Bars:
         mine = [(self._first[key], row) for key, row in self._latest.items() if key[0] == label]
         rate = sum(row["local_steps"] - first["local_steps"] for first, row in mine) / (monotonic() - self._began)
         score = f"accuracy {row['accuracy']:.3f}" if "accuracy" in row else f"loss {row['loss']:.3g}"
-        return (
-            f"round {row['round']:,.0f}, time {row['time']:,.0f}, {score}, {rate:,.0f} steps/s, "
-            f"{sum(sent(row) for _, row in mine):,.0f} MB"
-        )
+        news = f"round {row['round']:,.0f}, time {row['time']:,.0f}, {score}, {rate:,.0f} steps/s"
+        return news if label in self._alone else f"{news}, {sum(sent(row) for _, row in mine):,.0f} MB"
 
 
 def conclude(curves: list[Curve], page: Path) -> None:
