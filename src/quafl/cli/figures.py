@@ -129,7 +129,8 @@ def _map(wanted: Reproduction, out: Path, jobs: int | None, command: str) -> Non
     result = runner.conclude_map(wanted, out, cells, command)
     for first in result["first"]:
         where = ", ".join(f"{key} {first[key]}" for key in wanted.figure.grid)
-        console.print(f"{where}: {first['label']}{' (clearly)' if first['clear'] else ''}", markup=False)
+        said = f"{where}: {first['label']}{' (clearly)' if first['clear'] else ''}"
+        console.print(said, markup=False, highlight=False, soft_wrap=True)
     console.print(f"The map: {out / 'figure.png'}", highlight=False, soft_wrap=True)
 
 
