@@ -41,16 +41,17 @@ READING = """\
 - `area` is the mean up to the common end, `end` the mean over the last tenth, `rise` the largest rise between two
   evaluations after the first tenth; `deviation` is the standard deviation of the ends, with its interval by the χ² law.
 - Numbers of curves are mean ± standard deviation over seeds, and so are the bands of pictures; those *to* a target are
-  of the seeds that arrived. All curves of a figure end at the same time, so by megabytes some end before others.
-  *Megabytes* are all that was sent, both ways; the Baseline sends nothing. A *zero-step contact* is one at which a
-  client had not finished a single step since the last; *messages refined* needed more bits to be decoded. *Seconds a
-  seed* are those on the wall, beside other runs on the same device and with what was compiled first.
+  of the seeds that arrived. All curves of a figure end at the same time, so by megabytes some end before others; where
+  they end more than four times apart, that axis is logarithmic. *Megabytes* are all that was sent, both ways; the
+  Baseline sends nothing. A *zero-step contact* is one at which a client had not finished a single step since the last;
+  *messages refined* needed more bits to be decoded. *Seconds a seed* are those on the wall, beside other runs on the
+  same device and with what was compiled first.
 - Learning rates were tuned once for each kind of task, or taken from the paper; presets say which.
-- On a GPU, a seed gave the same bits twice in one sitting, and, compiled anew on another machine, first other last bits
-  and in the end another run. Such runs differ by about a third of what seeds differ by: with standard deviations of
-  0.45 and 1.27 points on CIFAR-10 up to time 6000 (QuAFL in `time` and in `compression-cifar10`), of 0.07 and 0.3 on
-  Fashion-MNIST up to 2000 (QuAFL in `accuracy-vs-time-fmnist` and in `full_convergence`). That is a noise in all
-  comparisons here."""
+- On a GPU, a seed gave the same bits twice in one sitting, and, compiled anew on another machine, first other last
+  bits and in the end another run. Such runs differ by a fifth to a third of what seeds differ by: with standard
+  deviations of 0.45 and 1.27 points on CIFAR-10 up to time 6000 (QuAFL in `time` and in `compression-cifar10`), of
+  0.07 and 0.3 on Fashion-MNIST up to 2000 (QuAFL in `accuracy-vs-time-fmnist` and in `full_convergence`). That is a
+  noise in all comparisons here."""
 HOW = "run.executor=", "run.precision="  # that a figure may be run with: its numbers are the same but for rounding
 PARTS = {"main": "The paper's main body", "appendix": "The paper's appendix", "beyond": "Beyond the paper"}
 

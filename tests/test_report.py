@@ -153,6 +153,8 @@ def test_a_variant_has_its_algorithms_colour_and_a_line_of_its_own() -> None:
     assert looks([*names[:4], *[names[3]] * 7, names[4]]) == known, "however often one is named"
     assert "border-top-style:dashed" in page([replace(QUICK, label=name) for name in names[:2]])
     shared = looks(["QuAFL, 32 bits", "QuAFL, 4 bits", "FedBuff", "FedBuff, 4 bits"])
+    two = looks(["QuAFL, 32 bits", "QuAFL, unlimited link", "FedBuff, 4 bits", "FedBuff, 8 bits"])
+    assert len(set(two.values())) == 4
     assert shared["QuAFL, 32 bits"].line != shared["QuAFL, 4 bits"].line == shared["FedBuff, 4 bits"].line != "-"
 
 
@@ -160,6 +162,10 @@ def test_curves_that_end_far_apart_can_all_be_seen() -> None:
     long, short = curve("QuAFL", [0.1] * 50), curve("FedAvg", [0.1] * 5)
     scales = [draw(some, ROUNDS, column("accuracy")).axes[0].get_xscale() for some in ([long], [long, short])]
     assert scales == ["linear", "log"]
+    rising = curve("QuAFL", [min(n, 20) / 20 for n in range(5000)])
+    axes = draw([rising, curve("FedAvg", [0.1] * 40)], ROUNDS, column("accuracy")).axes[0]
+    places, values = (np.asarray(found) for found in axes.lines[0].get_data())
+    np.testing.assert_allclose(values, np.minimum(places, 20) / 20, atol=0.06)  # a step is 0.05
     assert draw([long, short], SIMULATED_TIME, column("accuracy")).axes[0].get_xscale() == "linear"
 
 

@@ -65,11 +65,13 @@ def _list_figures() -> None:
         wanted = load_figure(name)
         of = wanted.figure.of
         curves = [curve for cell in wanted.cells for curve in cell.curves] or wanted.curves
-        steps = f"{sum(map(local_steps, curves)) / 1000:,.0f} thousand local steps a seed"
-        cost = f"the runs of {of}" if of else steps
+        steps = "" if of else f"{sum(map(local_steps, curves)) / 1000:,.0f} thousand local steps a seed"
+        cost = steps or f"the runs of {of}"
         console.print(f"[bold]{escape(name)}[/]: {escape(wanted.figure.setting)} ({cost})", highlight=False)
         claims = "; ".join(claim.text for claim in wanted.figure.claims)
-        console.print(Padding(escape(claims or "who is first where"), (0, 0, 0, 4), expand=False), style="dim")
+        console.print(
+            Padding(escape(claims or "who is first where"), (0, 0, 0, 4), expand=False), style="dim", highlight=False
+        )
 
 
 def _reproduce(wanted: Reproduction, out: Path, jobs: int | None, command: str) -> None:

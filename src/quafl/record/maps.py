@@ -54,7 +54,7 @@ def lines(curves: Sequence[Curve]) -> list[dict[str, Any]]:
             "curve": curve.label,
             "time_to_target": time_to_target(curve).show("{:.1f}"),
             "seeds_at_target": f"{len(time_to_target(curve).values)} of {curve.planned}",
-            **{f"seed_{seed}": f"{row['time']:.1f}" if (row := arrival(curve, seed)) else "" for seed in curve.seeds},
+            **{f"seed_{seed}": f"{row['time']:.1f}" if (row := arrival(curve, seed)) else "–" for seed in curve.seeds},
         }
         for curve in curves
     ]

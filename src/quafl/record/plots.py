@@ -29,9 +29,18 @@ COLOURS = {
 }
 OTHERS = ["#88CCEE", "#332288", "#882255", "#117733", "#DDCC77", "#AA4499", "#44AA99", "#999933"]
 Numbers: TypeAlias = NDArray[np.float64]
-LINES = {"-": "solid", "--": "dashed", ":": "dotted", "-.": "double"}  # and what comes nearest to them in a page
+Line: TypeAlias = str | tuple[float, tuple[float, ...]]  # by name, or its dashes
+LINES: dict[Line, str] = {  # and what comes nearest to them in a page
+    "-": "solid",
+    "--": "dashed",
+    ":": "dotted",
+    "-.": "double",
+    (0, (8, 2)): "groove",
+    (0, (3, 1, 1, 1, 1, 1)): "ridge",
+}
+PLACES = 200  # on a curve
 FAR = 4  # as far as another curve: on a linear axis, the shorter one could hardly be seen
-BEGINNING = 10  # of 200 places on a curve: what it does there, far from all others, need not be seen
+BEGINNING = 0.05  # of a curve: what it does there, far from all others, need not be seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +73,13 @@ class Look(NamedTuple):
     """Of a curve."""
 
     colour: str
-    line: str
+    line: Line
 
 
 def looks(labels: Sequence[str]) -> dict[str, Look]:
     """By label; variants of an algorithm, such as "QuAFL, 4 bits", have its colour, and the line that the same variant
     of another has."""
-    parts = {label: label.partition(", ")[::2] for label in dict.fromkeys(labels)}
+    parts = {label: [part.strip() for part in label.partition(",")[::2]] for label in dict.fromkeys(labels)}
     variants = sorted({variant for algorithm, variant in parts.values() if algorithm in COLOURS and variant})
     lines = {"": "-"} | dict(zip(variants, cycle(list(LINES)[1:]), strict=False))
     spare = cycle(OTHERS)
@@ -90,18 +99,21 @@ def draw(curves: Sequence[Curve], x: Axis, y: Axis, *, goal: float | None = None
 
 def _panel(axes: Axes, curves: Sequence[Curve], x: Axis, y: Axis, goal: float | None, log: bool) -> None:
     known = looks([curve.label for curve in curves])
-    seen, starts, ends = [], [], []
-    for number, curve in enumerate(curves):
+    ends = [_end(curve, x) for curve in curves]
+    start = BEGINNING * min(ends, default=0.0)
+    wide = x not in (SIMULATED_TIME, SECONDS) and 0 < FAR * min(ends, default=0.0) < max(ends, default=0.0)
+    seen = []
+    for number, (curve, end) in enumerate(zip(curves, ends, strict=True)):
         colour, line = known[curve.label]
-        grid, values = _on_common_grid(curve, x, y)
+        grid = np.geomspace(start, end, PLACES) if wide else np.linspace(0, end, PLACES)
+        values = np.array([np.interp(grid, *points(rows, x, y)) for rows in curve.seeds.values()])
         middle = values.mean(axis=0)
         spread = values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros_like(middle)
         above = 3 - number / len(curves)  # the others: the first is what it is about
         axes.plot(grid, middle, color=colour, linestyle=line, label=curve.label, linewidth=1.8, zorder=above)
         axes.fill_between(grid, middle - spread, middle + spread, color=colour, alpha=0.18, linewidth=0)
-        seen += [(middle - spread)[BEGINNING:], (middle + spread)[BEGINNING:]]
-        starts.append(grid[BEGINNING])
-        ends.append(grid[-1])
+        late = grid >= BEGINNING * end
+        seen += [(middle - spread)[late], (middle + spread)[late]]
     shown = np.concatenate([*seen, []])
     shown = shown[np.isfinite(shown)]
     if goal is not None and len(shown) and abs(goal - np.clip(goal, shown.min(), shown.max())) <= 0.1 * np.ptp(shown):
@@ -110,33 +122,31 @@ def _panel(axes: Axes, curves: Sequence[Curve], x: Axis, y: Axis, goal: float | 
     margin = 0.05 * np.ptp(shown) if len(shown) else 0.0
     if log:
         axes.set_yscale("log")
-        _label(axes.yaxis)
+        _label(axes.yaxis, 2, 3, 5, 7)
     elif margin > 0:
         axes.set_ylim(shown.min() - margin, shown.max() + margin)
     axes.set(xlabel=x.label, ylabel=y.label)
-    wide = x not in (SIMULATED_TIME, SECONDS) and 0 < FAR * min(ends, default=0) < max(ends, default=0)
     if wide:
         axes.set_xscale("log")
-        _label(axes.xaxis)
-    axes.set_xlim(left=min(starts) if wide else 0)
+        _label(axes.xaxis, 2, 5)
+    axes.set_xlim(left=start if wide else 0)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     if curves:
         axes.legend(frameon=False)
 
 
-def _label(axis: XAxis | YAxis) -> None:
-    """A logarithmic one, with plain numbers."""
+def _label(axis: XAxis | YAxis, *multiples: int) -> None:
+    """A logarithmic one with plain numbers, also at these multiples of powers of ten."""
     axis.set_major_formatter("{x:g}")
-    axis.set_minor_locator(LogLocator(subs=(2, 5)))
+    axis.set_minor_locator(LogLocator(subs=multiples))
     axis.set_minor_formatter("{x:g}")
+    axis.set_tick_params(which="minor", length=3.5, pad=3.5)  # like the others
 
 
-def _on_common_grid(curve: Curve, x: Axis, y: Axis) -> tuple[Numbers, Numbers]:
-    """Each seed's values at the same places, as far as every seed goes."""
-    ends = [curve.end(rows) if x is SIMULATED_TIME else x.value(rows[-1]) for rows in curve.seeds.values()]
-    grid = np.linspace(0, min(ends), 200)
-    return grid, np.array([np.interp(grid, *points(rows, x, y)) for rows in curve.seeds.values()])
+def _end(curve: Curve, x: Axis) -> float:
+    """How far every seed goes."""
+    return min(curve.end(rows) if x is SIMULATED_TIME else x.value(rows[-1]) for rows in curve.seeds.values())
 
 
 def points(rows: Sequence[Row], x: Axis, y: Axis) -> tuple[Numbers, Numbers]:
