@@ -65,8 +65,8 @@ def _list_figures() -> None:
         wanted = load_figure(name)
         of = wanted.figure.of
         curves = [curve for cell in wanted.cells for curve in cell.curves] or wanted.curves
-        steps = "" if of else f"{sum(map(local_steps, curves)) / 1000:,.0f} thousand local steps a seed"
-        cost = steps or f"the runs of {of}"
+        thousands = sum(map(local_steps, curves)) / 1000
+        cost = f"the runs of {of}" if of else f"{thousands:,.0f} thousand local steps a seed"
         console.print(f"[bold]{escape(name)}[/]: {escape(wanted.figure.setting)} ({cost})", highlight=False)
         claims = "; ".join(claim.text for claim in wanted.figure.claims)
         console.print(
