@@ -99,13 +99,13 @@ def draw(curves: Sequence[Curve], x: Axis, y: Axis, *, goal: float | None = None
 
 def _panel(axes: Axes, curves: Sequence[Curve], x: Axis, y: Axis, goal: float | None, log: bool) -> None:
     known = looks([curve.label for curve in curves])
-    ends = [_end(curve, x) for curve in curves]
-    start = BEGINNING * min(ends, default=0.0)
-    wide = x not in (SIMULATED_TIME, SECONDS) and 0 < FAR * min(ends, default=0.0) < max(ends, default=0.0)
+    ends = [min(end_of(curve, x, rows) for rows in curve.seeds.values()) for curve in curves]  # all seeds go as far
+    least, most = min(ends, default=0.0), max(ends, default=0.0)
+    wide = x not in (SIMULATED_TIME, SECONDS) and 0 < FAR * least < most
     seen = []
     for number, (curve, end) in enumerate(zip(curves, ends, strict=True)):
         colour, line = known[curve.label]
-        grid = np.geomspace(start, end, PLACES) if wide else np.linspace(0, end, PLACES)
+        grid = np.geomspace(BEGINNING * least, end, PLACES) if wide else np.linspace(0, end, PLACES)
         values = np.array([np.interp(grid, *points(rows, x, y)) for rows in curve.seeds.values()])
         middle = values.mean(axis=0)
         spread = values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros_like(middle)
@@ -129,7 +129,7 @@ def _panel(axes: Axes, curves: Sequence[Curve], x: Axis, y: Axis, goal: float | 
     if wide:
         axes.set_xscale("log")
         _label(axes.xaxis, 2, 5)
-    axes.set_xlim(left=start if wide else 0)
+    axes.set_xlim(left=BEGINNING * least if wide else 0)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     if curves:
@@ -144,9 +144,9 @@ def _label(axis: XAxis | YAxis, *multiples: int) -> None:
     axis.set_tick_params(which="minor", length=3.5, pad=3.5)  # like the others
 
 
-def _end(curve: Curve, x: Axis) -> float:
-    """How far every seed goes."""
-    return min(curve.end(rows) if x is SIMULATED_TIME else x.value(rows[-1]) for rows in curve.seeds.values())
+def end_of(curve: Curve, x: Axis, rows: list[Row]) -> float:
+    """How far a seed goes."""
+    return curve.end(rows) if x is SIMULATED_TIME else x.value(rows[-1])
 
 
 def points(rows: Sequence[Row], x: Axis, y: Axis) -> tuple[Numbers, Numbers]:

@@ -7,8 +7,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 from scipy import integrate, stats
 
-from quafl.record.plots import AXES, Numbers, column, points
-from quafl.record.rows import Row
+from quafl.record.plots import AXES, Numbers, column, end_of, points
 from quafl.record.summary import Curve, arrival, slow_zero_step_shares, zero_step_shares
 
 Word: TypeAlias = Literal["holds", "does not hold", "undecided"]
@@ -133,13 +132,12 @@ def _measured(curve: Curve, measure: str, axis: str, metric: str, end: float) ->
 def _common_end(curves: Sequence[Curve], axis: str) -> float:
     """How far every seed of every curve goes, but for those that diverged."""
     ends = [
-        _end(curve, axis, rows) for curve in curves for seed, rows in curve.seeds.items() if seed not in curve.troubles
+        end_of(curve, AXES[axis], rows)
+        for curve in curves
+        for seed, rows in curve.seeds.items()
+        if seed not in curve.troubles
     ]
-    return min(ends or [_end(curve, axis, rows) for curve in curves for rows in curve.seeds.values()])
-
-
-def _end(curve: Curve, axis: str, rows: list[Row]) -> float:
-    return curve.end(rows) if axis == "time" else AXES[axis].value(rows[-1])
+    return min(ends or [end_of(curve, AXES[axis], rows) for curve in curves for rows in curve.seeds.values()])
 
 
 def _earlier(first: Curve, second: Curve, axis: str, seed: int) -> float:
@@ -156,7 +154,7 @@ def _earlier(first: Curve, second: Curve, axis: str, seed: int) -> float:
 def _reached(curve: Curve, axis: str, seed: int) -> tuple[float | None, float]:
     """Where a seed first evaluated at the target, if it did and lasted, and where it ended."""
     first = arrival(curve, seed)
-    return None if first is None else AXES[axis].value(first), _end(curve, axis, curve.seeds[seed])
+    return None if first is None else AXES[axis].value(first), end_of(curve, AXES[axis], curve.seeds[seed])
 
 
 def _area(places: Numbers, values: Numbers, end: float) -> float:
