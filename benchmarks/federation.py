@@ -1,9 +1,10 @@
-"""Measurements of the real federation, on loopback: `benchmarks/federation.py [latency] [rounds] [memory] [page]`.
+"""Measurements of the real federation, on loopback: `benchmarks/federation.py [latency|rounds|memory|crowd|page] …`.
 
 Each part starts a server and clients as processes of their own, under mutual TLS. Beside the latency of a contact is
 that of a bare grpcio stream with such certificates and the same number of octets, measured in the same run.
 """
 
+import asyncio
 import json
 import os
 import queue
@@ -27,16 +28,17 @@ import grpc
 import torch
 
 from quafl import Lattice, QuAFL, sgd
-from quafl.codec import Identity
+from quafl.codec import Identity, wire
 from quafl.core.randomness import Generators
 from quafl.core.seams import Codec, Codecs, Note, ServerState
-from quafl.deploy import provision
+from quafl.deploy import messages, provision
+from quafl.deploy.carrier import Loop, Octets, Unreachable
 from quafl.deploy.clock import WallClock
-from quafl.deploy.flare import SERVER, run_client, run_server
 from quafl.deploy.fleet import Limits, NetworkFleet
 from quafl.deploy.journal import Journal
-from quafl.deploy.messages import Octets
-from quafl.deploy.worker import Terms, Unreachable, Worker
+from quafl.deploy.messages import Contact, Finished, Hello, Received, Reply
+from quafl.deploy.streams import GrpcClient, GrpcServer, largest_message
+from quafl.deploy.worker import Terms, Worker
 from quafl.run import versions
 from quafl.tasks.local import Local
 from quafl.tasks.models import mlp
@@ -48,7 +50,7 @@ CONTACTS = {"1.5 MB": 60, "25 MB": 20}
 WARM = 3  # contacts before the clock runs
 ECHO = b"ECHO"  # what begins so is sent back as it is
 BEGIN, END = b"BEGI", b"END."  # what is measured in between
-LARGEST = 2_000_000_000
+CROWD, HOSTS = 2000, 4  # clients that are connected at the same time, processes that they share
 
 
 # The parties
@@ -92,31 +94,31 @@ class Client:
     """Idle unless told to be busy."""
 
     def __init__(self, kit: provision.Kit, options: dict[str, Any]) -> None:
-        self.stop = Event()
-        self._ask: Any = None
         seconds = 0.0 if options.get("busy") else options.get("step_seconds", 1e6)
         self._memory = Memory()
         self._options = options
         self._task = Gated(local_of(options))
+        self.largest = largest_message(*(len(part) for part in self._task.initial()))
+        self._carrier: Any = BareClient(kit) if options.get("bare") else GrpcClient(Loop("carrier"), kit.path, None)
         self._worker = Worker(
             self._task,
             kit.path / "state",
             lambda text: terms_of(options),
-            lambda octets, within: self._ask(SERVER, octets, within),
+            self._carrier.ask,
             step_seconds=seconds,
             checkpoint_seconds=1e6,
         )
 
-    def run(self, ask: Any) -> int:
-        self._ask = ask
+    def run(self) -> None:
+        self._carrier.start(self._worker.session, self.hear, largest=self.largest)
         self._worker.begin()
-        while not (self.stop.is_set() or self._worker.finished):
+        while not self._worker.finished:
             with suppress(Unreachable):
                 self._worker.say_hello()
-            self.stop.wait(1.0)
+            sleep(0.5)
         os._exit(0)
 
-    def hear(self, name: str, octets: Octets) -> bytes:
+    def hear(self, octets: Octets) -> bytes:
         kind = bytes(octets[:4])
         if kind == ECHO:
             return octets  # type: ignore[return-value]
@@ -130,33 +132,33 @@ class Client:
             return json.dumps({"grown": self._memory.grown(), "cpu": process_time()}).encode()
         return self._worker.hear(octets)
 
-    def is_welcome(self, name: str) -> bool:
-        return name == SERVER
-
 
 class Server:
     """Runs one measurement, and leaves its result in a file."""
 
     def __init__(self, kit: provision.Kit, options: dict[str, Any]) -> None:
-        self.stop = Event()
-        self._ask: Any = None
         self._kit, self._options = kit, options
         self.task = local_of(options).build()
         self.terms = terms_of(options)
         self.start = ServerState(*self.task.initial())
+        self.loop = Loop("carrier")
+        self.carrier: Any = BareServer(kit) if options.get("bare") else GrpcServer(self.loop, kit, None)
         self.fleet = NetworkFleet(
-            self._call,
+            self.carrier,
+            self.loop,
             self.terms.algorithm,
             self.terms.codecs,
             self.start,
             Journal(kit.path / "journal.bin"),
             {"run": "benchmark"},
-            self.stop,
-            Limits(start_with=options["clients"], silence=30.0, contact_seconds=120.0, far=inf),
+            Event(),
+            Limits(
+                clients=10_000, start_with=options["clients"], silence=30.0, contact_seconds=120.0, far=inf, slow=1e6
+            ),
         )
 
-    def run(self, ask: Any) -> int:
-        self._ask = ask
+    def run(self) -> None:
+        self.carrier.start(self.fleet, largest=largest_message(len(self.start.model), len(self.start.buffers)))
         try:
             result = getattr(self, self._options["measure"])()
             (self._kit.path / "result.json").write_text(json.dumps(result))
@@ -164,14 +166,8 @@ class Server:
             self.fleet.finish()
         os._exit(0)
 
-    def _call(self, name: str, octets: bytes, within: float) -> Octets:
-        return self._ask(name, octets, within)
-
-    def hear(self, name: str, octets: Octets) -> bytes:
-        return self.fleet.hear(name, octets)
-
-    def is_welcome(self, name: str) -> bool:
-        return True
+    def _ask(self, name: str, octets: bytes, within: float) -> Octets:
+        return self.loop.run(self.carrier.ask(name, octets, within))
 
     def contact(self, round: int) -> None:
         """One whole contact: encoded, there, back, checked and decoded."""
@@ -184,7 +180,7 @@ class Server:
     def warm_up(self) -> None:
         self.rng = torch.Generator().manual_seed(0)
         self.ids = self.fleet.available()
-        for round in range(WARM * len(self.ids)):
+        for round in range(WARM * min(len(self.ids), 20)):
             self.contact(round)
 
     def latency(self) -> dict[str, Any]:
@@ -223,7 +219,7 @@ class Server:
         return {"model_mb": 4 * len(self.start.model) / 1e6, "server_mb": max(here), "client_mb": max(there)}
 
     def rounds(self) -> dict[str, Any]:
-        clock = WallClock(self.stop)
+        clock = WallClock(Event())
         codecs = Codecs(up=Identity(), down=self.terms.codecs.down)
         names = [self.fleet.members()[number].name for number in self.fleet.available().tolist()]
         before = self._cpu(names)
@@ -239,6 +235,22 @@ class Server:
             "contacts_per_second": contacts / seconds,
             "lost": self.fleet.totals.lost,
             "cpu_ms_per_contact": 1e3 * (self._cpu(names) - before) / contacts,
+        }
+
+    def crowd(self) -> dict[str, Any]:
+        """Contacts of a few of very many."""
+        self.warm_up()
+        seconds = []
+        for number in range(self._options["contacts"]):
+            began = perf_counter()
+            self.contact(1000 + number)
+            seconds.append(perf_counter() - began)
+            self.fleet.forget_applied()
+        return {
+            "connected": len(self.ids),
+            "contact": seconds,
+            "memory_mb": _memory("VmRSS"),
+            "threads": len(list(Path("/proc/self/task").iterdir())),
         }
 
     def _cpu(self, names: list[str]) -> float:
@@ -273,35 +285,32 @@ def measure(options: dict[str, Any], *, clients: int) -> dict[str, Any]:
         root = Path(folder) / "federation"
         names = [f"client-{number}" for number in range(clients)]
         provision.init(root, f"localhost:{free_port()}", names)
-        command = [sys.executable, __file__, "party"]
-        processes = []
-        try:
-            kits = [root / provision.SERVER, *(root / provision.CLIENTS / name for name in names)]
-            for kit in kits:
-                with (Path(folder) / f"{kit.name}.log").open("wb") as log:
-                    arguments = [*command, str(kit), json.dumps(options)]
-                    processes.append(subprocess.Popen(arguments, stdout=log, stderr=log))
-            processes[0].wait(options.get("limit", 300.0))
-            result = kits[0] / "result.json"
-            assert result.exists(), (Path(folder) / "server.log").read_text()[-3000:]
-            measured: dict[str, Any] = json.loads(result.read_text())
-            return measured
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
+        kits = [root / provision.SERVER, *(root / provision.CLIENTS / name for name in names)]
+        commands = [["party", str(kit), json.dumps(options)] for kit in kits]
+        return _run(commands, Path(folder), kits[0] / "result.json", options.get("limit", 300.0))
 
 
-def party(kit_path: str, text: str) -> object:
+def _run(commands: list[list[str]], folder: Path, result: Path, limit: float) -> dict[str, Any]:
+    """Processes of this file; the first is the server, which leaves the result."""
+    processes = []
+    try:
+        for number, arguments in enumerate(commands):
+            with (folder / f"{number}.log").open("wb") as log:
+                command = [sys.executable, __file__, *arguments]
+                processes.append(subprocess.Popen(command, stdout=log, stderr=log))
+        processes[0].wait(limit)
+        assert result.exists(), (folder / "0.log").read_text()[-3000:]
+        measured: dict[str, Any] = json.loads(result.read_text())
+        return measured
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def party(kit_path: str, text: str) -> None:
     kit, options = provision.open_kit(Path(kit_path)), json.loads(text)
-    if kit.is_server:
-        provision.settle(kit)
-        server = Server(kit, options)
-        return serve_bare(kit, server) if options.get("bare") else run_server(kit.path, server, largest_message=LARGEST)
-    client = Client(kit, options)
-    if options.get("bare"):
-        return join_bare(kit, client)
-    return run_client(kit.path, kit.name, client, largest_message=LARGEST)
+    (Server if kit.is_server else Client)(kit, options).run()
 
 
 def free_port() -> int:
@@ -310,57 +319,109 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-# The floor: a bare stream with the same certificates, in place of the engine
+# The floor: a bare stream with the same certificates, in place of our carrier
 
 _OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 
 
-def serve_bare(kit: provision.Kit, service: Server) -> None:
+class BareServer:
     """The server's end: what it asks goes down a stream, and the answer comes up the same one."""
-    down: queue.Queue[bytes] = queue.Queue()
-    up: queue.Queue[bytes] = queue.Queue()
 
-    def stream(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        threading.Thread(target=lambda: [up.put(answer) for answer in requests], daemon=True).start()
-        yield from iter(down.get, None)
+    def __init__(self, kit: provision.Kit) -> None:
+        self._kit = kit
+        self._down: queue.Queue[bytes] = queue.Queue()
+        self._up: queue.Queue[bytes] = queue.Queue()
 
-    def ask(name: str, octets: bytes, within: float) -> Octets:
-        down.put(octets)
-        return up.get(timeout=within)
+    def start(self, service: NetworkFleet, *, largest: int) -> None:
+        def stream(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+            threading.Thread(target=lambda: [self._up.put(answer) for answer in requests], daemon=True).start()
+            yield from iter(self._down.get, None)
 
-    def say(octets: bytes, context: Any) -> bytes:
-        return service.hear("client-0", octets)
+        def say(octets: bytes, context: Any) -> bytes:
+            return asyncio.run(service.hear("client-0", octets))
 
-    startup = kit.path / "startup"
-    handlers = {
-        "ask": grpc.stream_stream_rpc_method_handler(stream),
-        "say": grpc.unary_unary_rpc_method_handler(say),
-    }
-    server = grpc.server(ThreadPoolExecutor(8), options=_OPTIONS)
-    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("bare", handlers)])
-    pair = (startup / "server.key").read_bytes(), (startup / "server.crt").read_bytes()
-    authority = (startup / "rootCA.pem").read_bytes()
-    credentials = grpc.ssl_server_credentials([pair], root_certificates=authority, require_client_auth=True)
-    server.add_secure_port(f"localhost:{kit.port}", credentials)
-    server.start()
-    service.run(ask)
+        handlers = {
+            "ask": grpc.stream_stream_rpc_method_handler(stream),
+            "say": grpc.unary_unary_rpc_method_handler(say),
+        }
+        server = grpc.server(ThreadPoolExecutor(8), options=_OPTIONS)
+        server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("bare", handlers)])
+        key, certificate, authority = self._kit.credentials()
+        credentials = grpc.ssl_server_credentials([(key, certificate)], authority, require_client_auth=True)
+        server.add_secure_port(f"localhost:{self._kit.port}", credentials)
+        server.start()
+        self._server = server
+
+    async def ask(self, name: str, octets: bytes, within: float) -> Octets:
+        self._down.put(octets)
+        return await asyncio.to_thread(self._up.get, timeout=within)
 
 
-def join_bare(kit: provision.Kit, service: Client) -> None:
+class BareClient:
     """The client's end."""
-    startup = kit.path / "startup"
-    parts = [(startup / part).read_bytes() for part in ("rootCA.pem", "client.key", "client.crt")]
-    channel = grpc.secure_channel(f"localhost:{kit.port}", grpc.ssl_channel_credentials(*parts), options=_OPTIONS)
-    grpc.channel_ready_future(channel).result(60.0)
-    answers: queue.Queue[Octets] = queue.Queue()
 
-    def answer() -> None:
-        for octets in channel.stream_stream("/bare/ask")(iter(answers.get, None)):
-            answers.put(service.hear(SERVER, octets))
+    def __init__(self, kit: provision.Kit) -> None:
+        key, certificate, authority = kit.credentials()
+        credentials = grpc.ssl_channel_credentials(authority, key, certificate)
+        self._channel = grpc.secure_channel(kit.target, credentials, options=_OPTIONS)
+        self._say = self._channel.unary_unary("/bare/say")
 
-    say = channel.unary_unary("/bare/say")
-    threading.Thread(target=answer, daemon=True).start()
-    service.run(lambda name, octets, within: say(octets, timeout=within))
+    def start(self, session: str, hear: Callable[[Octets], bytes], *, largest: int) -> None:
+        grpc.channel_ready_future(self._channel).result(60.0)
+        answers: queue.Queue[Octets] = queue.Queue()
+
+        def answer() -> None:
+            for octets in self._channel.stream_stream("/bare/ask")(iter(answers.get, None)):
+                answers.put(hear(octets))
+
+        threading.Thread(target=answer, daemon=True).start()
+
+    def ask(self, octets: bytes, within: float) -> Octets:
+        answer: bytes = self._say(octets, timeout=within)
+        return answer
+
+
+# A crowd: many clients that share a process, and answer what an honest one could
+
+
+class Simulated(GrpcClient):
+    """Answers in the loop, without a thread."""
+
+    async def _hear(self, octets: Octets) -> bytes:
+        return self._hear_in_thread(octets)
+
+
+def host(root: str, text: str, *names: str) -> None:
+    """So many clients in this process."""
+    options = json.loads(text)
+    model, _ = local_of(options).build().initial()
+    packet = wire.to_bytes(Lattice(bits=4).encode(model, torch.Generator().manual_seed(0), distance=1.0))
+    loop, over = Loop("carrier"), Event()
+
+    def hear(octets: Octets) -> bytes:
+        match messages.from_bytes(octets):
+            case Contact() as contact:
+                return messages.to_bytes(Reply(messages.ticket_of(octets), contact.round, 1, 1.0, 1.0, packet))
+            case Finished():
+                over.set()
+        return messages.to_bytes(Received())
+
+    clients = []
+    for name in names:
+        client = Simulated(loop, Path(root) / provision.CLIENTS / name, None)
+        client.start(os.urandom(16).hex(), hear, largest=largest_message(len(model), 0))
+        clients.append((client, os.urandom(16).hex()))
+        sleep(0.005)
+    seconds = 2.0
+    while not over.is_set():
+        began = perf_counter()
+        for client, session in clients:
+            hello = {"dim": len(model), "buffers": 0, "session": session, "leaving": False}
+            with suppress(Unreachable):
+                answer = messages.from_bytes(client.ask(messages.to_bytes(Hello(messages.as_text(hello))), 30.0))
+                seconds = messages.from_text(answer.text).get("hello_seconds", seconds)  # type: ignore[union-attr]
+        over.wait(max(0.0, seconds - (perf_counter() - began)))
+    os._exit(0)
 
 
 # What is measured
@@ -377,17 +438,17 @@ def latency() -> dict[str, Any]:
                 turns: dict[str, list[float]] = {}
                 shares = []
                 for _ in range(2):
-                    for carrier in ("bare", "engine"):
+                    for carrier in ("bare", "ours"):
                         ours = measure({**options, "contacts": CONTACTS[size], "bare": carrier == "bare"}, clients=1)
                         for kind in ("echo", "contact"):
                             turns.setdefault(f"{carrier} {kind}", []).extend(ours[kind])
-                        shares += [ours["cpu_share"]] if carrier == "engine" else []
+                        shares += [ours["cpu_share"]] if carrier == "ours" else []
                 middle = {kind: statistics.median(seconds) for kind, seconds in turns.items()}
                 found[size][f"{bits} bits, {'busy' if busy else 'idle'}"] = {
                     **{kind: _ms(seconds) for kind, seconds in turns.items()},
-                    "octets_ratio": middle["engine echo"] / middle["bare echo"],
-                    "contact_ratio": middle["engine contact"] / middle["bare contact"],
-                    "engine_cpu_share": statistics.mean(shares),
+                    "octets_ratio": middle["ours echo"] / middle["bare echo"],
+                    "contact_ratio": middle["ours contact"] / middle["bare contact"],
+                    "cpu_share": statistics.mean(shares),
                 }
                 print(size, bits, busy, found[size][f"{bits} bits, {'busy' if busy else 'idle'}"], flush=True)
     return found
@@ -427,6 +488,24 @@ def memory() -> dict[str, Any]:
             kind = f"{bits} bits, {'busy' if busy else 'idle'}"
             found[kind] = result
             print(kind, result, flush=True)
+    return found
+
+
+def crowd() -> dict[str, Any]:
+    """A contact's latency with one simulated client connected, and with very many."""
+    found = {}
+    for clients, hosts in ((1, 1), (CROWD, HOSTS)):
+        options = {"measure": "crowd", "octets": 13_000, "bits": 4, "contacts": 500, "clients": clients}
+        with tempfile.TemporaryDirectory() as folder:
+            root = Path(folder) / "federation"
+            names = [f"client-{number}" for number in range(clients)]
+            provision.init(root, f"localhost:{free_port()}", names)
+            text = json.dumps(options)
+            commands = [["party", str(root / provision.SERVER), text]]
+            commands += [["host", str(root), text, *names[number::hosts]] for number in range(hosts)]
+            measured = _run(commands, Path(folder), root / provision.SERVER / "result.json", 400.0)
+        found[str(clients)] = {**measured, "contact": _ms(measured["contact"])}
+        print(clients, found[str(clients)], flush=True)
     return found
 
 
@@ -480,7 +559,7 @@ def page(record: dict[str, Any]) -> str:
     latencies, rates, memories = (record[part]["measured"] for part in PARTS)
     return PAGE.format(
         whole=", ".join(
-            f"{found['engine contact']['p50'] / found['bare echo']['p50']:.1f} ({size}, {kind.removesuffix(', idle')})"
+            f"{found['ours contact']['p50'] / found['bare echo']['p50']:.1f} ({size}, {kind.removesuffix(', idle')})"
             for size, kinds in latencies.items()
             for kind, found in kinds.items()
             if kind.endswith("idle")
@@ -491,12 +570,12 @@ def page(record: dict[str, Any]) -> str:
                 size,
                 kind,
                 _pair(found["bare echo"]),
-                _pair(found["engine echo"]),
+                _pair(found["ours echo"]),
                 f"{found['octets_ratio']:.2f}",
                 _pair(found["bare contact"]),
-                _pair(found["engine contact"]),
+                _pair(found["ours contact"]),
                 f"{found['contact_ratio']:.2f}",
-                f"{found['engine_cpu_share']:.0%}",
+                f"{found['cpu_share']:.0%}",
             )
             for size, kinds in latencies.items()
             for kind, found in kinds.items()
@@ -531,12 +610,19 @@ def _pair(found: dict[str, float]) -> str:
     return f"{found['p50']:.1f} / {found['p95']:.1f}"
 
 
-PARTS: dict[str, Callable[[], dict[str, Any]]] = {"latency": latency, "rounds": rounds, "memory": memory}
+PARTS: dict[str, Callable[[], dict[str, Any]]] = {
+    "latency": latency,
+    "rounds": rounds,
+    "memory": memory,
+    "crowd": crowd,
+}
 
 
 def main() -> object:
     if sys.argv[1:2] == ["party"]:
         return party(*sys.argv[2:])
+    if sys.argv[1:2] == ["host"]:
+        return host(*sys.argv[2:])
     record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     for part in sys.argv[1:] or [*PARTS, "page"]:
         if part == "page":

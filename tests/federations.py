@@ -1,6 +1,7 @@
 """Federations within this process: the server's fleet and the clients' workers, joined by function calls instead of a
 network. Everything else is what runs for real."""
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -9,12 +10,12 @@ from threading import Event
 from typing import Any
 
 from quafl.core.seams import Algorithm, Codec, Optimizer, ServerState, Task
+from quafl.deploy.carrier import Loop, Octets, Unreachable
 from quafl.deploy.clock import WallClock
 from quafl.deploy.coordinator import Coordinator, Plan
 from quafl.deploy.fleet import Limits, NetworkFleet
 from quafl.deploy.journal import Journal
-from quafl.deploy.messages import Octets
-from quafl.deploy.worker import Terms, Unreachable, Worker
+from quafl.deploy.worker import Terms, Worker
 from quafl.record.checkpoints import Checkpoints
 from quafl.sim import codecs_for
 
@@ -30,6 +31,7 @@ class Federation:
     asked: list[tuple[str, bytes]] = field(default_factory=list)  # what the server has sent to whom
     stop: Event = field(default_factory=Event)
     run: str = "test"
+    loop: Loop = field(default_factory=lambda: Loop("carrier"))
     fleet: NetworkFleet = field(default=None)  # type: ignore[assignment]
 
     def serve(self, start: ServerState) -> NetworkFleet:
@@ -37,7 +39,8 @@ class Federation:
         self.stop = Event()
         self.crash()
         self.fleet = NetworkFleet(
-            self.to_client,
+            self,
+            self.loop,
             self.terms.algorithm,
             self.terms.codecs,
             start,
@@ -86,14 +89,18 @@ class Federation:
         worker.say_hello()
         return worker
 
-    def to_client(self, name: str, octets: bytes, within: float) -> Octets:
+    async def ask(self, name: str, octets: bytes, within: float) -> Octets:
+        """The carrier: a client's answer."""
         self.asked.append((name, octets))
         if name not in self.workers:
             raise Unreachable("cannot be reached")
-        return self.workers[name].hear(octets)
+        try:
+            return await asyncio.wait_for(asyncio.to_thread(self.workers[name].hear, octets), within)
+        except TimeoutError as error:
+            raise Unreachable("did not answer") from error
 
     def to_server(self, name: str, octets: Octets) -> Octets:
-        return self.fleet.hear(name, octets)
+        return self.loop.run(self.fleet.hear(name, octets))
 
 
 @contextmanager
@@ -108,3 +115,4 @@ def federation(
         for worker in made.workers.values():
             worker.end()
         made.crash()
+        made.loop.close()

@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from ipaddress import ip_address
 from pathlib import Path
 from socket import socket
 from time import monotonic, sleep
@@ -15,6 +17,7 @@ import tomli_w
 
 from quafl.deploy import provision
 
+MAPPED = bytes(10) + b"\xff\xff"  # an IPv4 address in IPv6
 TASK = "quafl.tasks.demo:digits_of"
 CLIENTS = [f"client-{number}" for number in range(1, 5)]
 
@@ -110,3 +113,27 @@ class Parties:
             logs = "\n".join(f"--- {name}\n{self.log(name)[-1500:]}" for name in self.running)
             assert monotonic() < until, f"it never came to be; {self.status()}\n{logs}"
             sleep(0.1)
+
+
+def listening(pid: int) -> set[tuple[str, int]]:
+    """Addresses and ports at which a process listens."""
+    own = set()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):
+            own.add(entry.readlink().name.removeprefix("socket:[").removesuffix("]"))
+    found = set()
+    for table, width in (("tcp", 8), ("tcp6", 32)):
+        for row in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            fields = row.split()
+            if fields[3] == "0A" and fields[9] in own:
+                address, port = fields[1].split(":")
+                octets = bytes.fromhex(address)
+                words = b"".join(octets[i : i + 4][::-1] for i in range(0, width // 2, 4))
+                found.add((str(ip_address(words.removeprefix(MAPPED))), int(port, 16)))
+    return found
+
+
+def resident_mb(pid: int) -> float:
+    """Memory that a process has."""
+    status = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line for line in status if line.startswith("VmRSS")).split()[1]) * 1024 / 1e6

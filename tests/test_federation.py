@@ -628,7 +628,7 @@ def test_nobody_gets_bits_of_a_message_that_was_not_sent_to_them(tmp_path: Path)
 def test_a_client_with_another_model_is_told_so(tmp_path: Path) -> None:
     with federation(tmp_path, QuAFL(sampled=1), Lattice(bits=4), sgd(0.2)) as made:
         made.serve(ServerState(*problem().initial()))
-        hello = {"dim": 5, "buffers": 0, "session": "x"}
+        hello = {"dim": 5, "buffers": 0, "session": "0a"}
         answer = messages.from_bytes(made.to_server("a", messages.to_bytes(Hello(messages.as_text(hello)))))
         assert isinstance(answer, Refused)
         assert "3000 parameters" in bytes(answer.text).decode()
@@ -637,7 +637,7 @@ def test_a_client_with_another_model_is_told_so(tmp_path: Path) -> None:
 def test_there_is_room_for_so_many_clients_and_no_more(tmp_path: Path) -> None:
     with federation(tmp_path, QuAFL(sampled=1), Lattice(bits=4), sgd(0.2), replace(PROMPT, clients=2)) as made:
         made.serve(ServerState(*problem().initial()))
-        hello = messages.to_bytes(Hello(messages.as_text({"dim": DIM, "buffers": 0, "session": "x"})))
+        hello = messages.to_bytes(Hello(messages.as_text({"dim": DIM, "buffers": 0, "session": "0a"})))
         answers = [messages.from_bytes(made.to_server(name, hello)) for name in ("a", "b", "a", "c")]
         assert [type(answer) for answer in answers] == [Welcome, Welcome, Welcome, Refused]
 

@@ -1,5 +1,6 @@
 """Real federations: `quafl federation | server | client`."""
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ from quafl.cli.terminal import REPORT, complain, conclude, console, one_sentence
 from quafl.record.summary import RecordError, read_curve
 from quafl.settings import SettingsError, load_federation
 
+PASSPHRASE = "QUAFL_PASSPHRASE"  # the environment variable that answers whatever asks for a passphrase
+
 app = typer.Typer()
 federation = typer.Typer(no_args_is_help=True, help="Real federations: who is in, and who is there.")
 app.add_typer(federation, name="federation")
@@ -24,6 +27,9 @@ app.add_typer(federation, name="federation")
 _Folder = Annotated[Path, typer.Option("--dir", help="The federation's folder.", file_okay=False)]
 _FolderOrKit = Annotated[
     Path, typer.Option("--dir", help="The federation's folder, or the server's kit.", file_okay=False)
+]
+_Encrypt = Annotated[
+    bool, typer.Option("--encrypt", help=f"Encrypt new keys, with a passphrase that is asked for, or in {PASSPHRASE}.")
 ]
 FOLDER = Path("federation")
 
@@ -36,39 +42,72 @@ def federation_init(
     valid_days: Annotated[
         int, typer.Option(help="For how long the authority is good; each certificate is for 360 days at most.")
     ] = 3650,
+    encrypt: _Encrypt = False,
 ) -> None:
     """Found a federation: an authority, and a start-up kit with a certificate for every party."""
-    with one_sentence(), _engine() as (_, provision):
-        provision.init(folder, server, names, valid_days=valid_days)
-        console.print(
+    with one_sentence(), _provisioning() as provision:
+        provision.init(
+            folder,
+            server,
+            names,
+            valid_days=valid_days,
+            authority_passphrase=_passphrase("the authority's key", encrypt, new=True),
+            passphrase=_passphrase("the kits' keys", encrypt, new=True),
+        )
+        _say(
             f"{folder / provision.SERVER}: for the machine that is {server}\n"
             + "\n".join(f"{folder / provision.CLIENTS / name}: for {name}" for name in names)
-            + f"\n{folder / provision.AUTHORITY}: stays with you; whoever has it can admit anybody",
-            highlight=False,
-            soft_wrap=True,
+            + f"\n{folder / provision.AUTHORITY}: stays with you; whoever has it can admit anybody"
         )
 
 
 @federation.command("add")
 def federation_add(
-    name: Annotated[str, typer.Argument(metavar="CLIENT", help="The new client's name.")], folder: _Folder = FOLDER
+    name: Annotated[str, typer.Argument(metavar="CLIENT", help="The new client's name.")],
+    folder: _Folder = FOLDER,
+    encrypt: _Encrypt = False,
 ) -> None:
     """Admit one more client; the server need not be restarted."""
-    with one_sentence(), _engine() as (_, provision):
-        console.print(f"{provision.add(folder, name)}: for {name}", highlight=False, soft_wrap=True)
+    with one_sentence(), _provisioning() as provision:
+        kit = provision.add(
+            folder,
+            name,
+            authority_passphrase=_passphrase(
+                "the authority's key", provision.is_encrypted(folder / provision.AUTHORITY)
+            ),
+            passphrase=_passphrase(f"the key of {name}", encrypt, new=True),
+        )
+        _say(f"{kit}: for {name}")
 
 
 @federation.command("renew")
 def federation_renew(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A client, or 'server'.")], folder: _Folder = FOLDER
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A client, or 'server'.")],
+    folder: _Folder = FOLDER,
+    revoke_old: Annotated[
+        bool, typer.Option("--revoke-old", help="Shut the old certificate out, as when its key has leaked.")
+    ] = False,
+    encrypt: _Encrypt = False,
 ) -> None:
-    """Make a new kit, with a new key and certificate, for a party whose certificate ends."""
-    with one_sentence(), _engine() as (_, provision):
-        console.print(
-            f"{provision.renew(folder, name)}: copy its startup folder over the old one at {name}; the old certificate "
-            f"stays good until its end",
-            highlight=False,
-            soft_wrap=True,
+    """Make a new key and certificate for a party whose certificate ends."""
+    with one_sentence(), _provisioning() as provision:
+        encrypt = encrypt or provision.is_encrypted(folder / provision.place_of(name))
+        kit = provision.renew(
+            folder,
+            name,
+            revoke_old=revoke_old,
+            authority_passphrase=_passphrase(
+                "the authority's key", provision.is_encrypted(folder / provision.AUTHORITY)
+            ),
+            passphrase=_passphrase(f"the new key of {name}", encrypt, new=True),
+        )
+        listed = folder / provision.SERVER / provision.REVOKED
+        until = f"{provision.open_kit(kit).expires:%Y-%m-%d}"
+        taken = "when it next connects" if name != provision.SERVER else "by itself, even while it runs"
+        old = f"is shut out as soon as {_there(listed)}" if revoke_old else "stays good until its end"
+        _say(
+            f"{kit}: copy {provision.KEY} and {provision.CERTIFICATE} over the old ones at {name}, which takes them "
+            f"over {taken}\nThe new certificate is good until {until}; the old one {old}"
         )
 
 
@@ -77,11 +116,8 @@ def federation_revoke(
     name: Annotated[str, typer.Argument(metavar="CLIENT", help="Who is shut out.")], folder: _Folder = FOLDER
 ) -> None:
     """Shut a client out for good, even while the server runs."""
-    with one_sentence(), _engine() as (_, provision):
-        listed = provision.revoke(folder, name)
-        console.print(
-            f"{name} is shut out as soon as {listed} is in the same place in the server's kit", soft_wrap=True
-        )
+    with one_sentence(), _provisioning() as provision:
+        _say(f"{name} is shut out as soon as {_there(provision.revoke(folder, name))}")
 
 
 @federation.command("status")
@@ -94,11 +130,12 @@ def federation_status(folder: _FolderOrKit = FOLDER) -> None:
         for kit in provision.kits(folder):
             remark = "has ended" if kit.ended else "ends soon" if kit.warning() else ""
             table.add_row(kit.name, f"{kit.expires:%Y-%m-%d}", remark)
-        kit = folder if (folder / "startup").exists() else folder / provision.SERVER
-        for name in provision.revoked(kit):
-            table.add_row(name, "–", "revoked")
+        path = folder if (folder / provision.KIT).exists() else folder / provision.SERVER
+        if (path / provision.REVOKED).exists():
+            for serial, name in provision.revoked(path).items():
+                table.add_row(name, "–", f"revoked ({hex(serial)[2:10]}…)")
         console.print(table)
-        status = federated.read_status(kit)
+        status = federated.read_status(path)
         console.print("The server has not run here." if status is None else _picture(status))
 
 
@@ -129,12 +166,11 @@ def server(
         if not opened.is_server:
             raise SettingsError(f"{kit} is the kit of {opened.name}; a server needs the server's")
         _check_certificate(opened)
-        federated.check_port(opened)
-        folder = (out or kit / federated.RUN).resolve()
-        with provision.in_use(opened), _live() as show:
-            process = federated.ServerProcess(
-                opened, load_federation(str(settings), set_ or []), folder, show, lambda: _conclude_run(folder)
-            )
+        passphrase = _passphrase(f"the key of {opened.name}", opened.is_encrypted)
+        opened.credentials(passphrase)
+        loaded, folder = load_federation(str(settings), set_ or []), (out or kit / federated.RUN).resolve()
+        with federated.at_work(opened, folder, "choose another --out, or end that process"), _live() as show:
+            process = federated.ServerProcess(opened, passphrase, loaded, folder, show, lambda: _conclude_run(folder))
             raise typer.Exit(process.serve())
 
 
@@ -149,7 +185,6 @@ def client(
         float, typer.Option(min=0, help="Take at least that long for a local step, to leave the machine to others.")
     ] = 0.0,
     keep_speed: Annotated[bool, typer.Option(help="Do not tell the server how many steps are taken.")] = False,
-    largest_message_mb: Annotated[float, typer.Option(min=1, help="Refuse larger messages.")] = 2000.0,
 ) -> None:
     """Take part in a federation; started again, it goes on where it was."""
     with one_sentence(), _engine() as (federated, provision):
@@ -157,33 +192,65 @@ def client(
         if opened.is_server:
             raise SettingsError(f"{kit} is the server's kit; a client needs one of its own")
         _check_certificate(opened)
-        with provision.in_use(opened):
+        passphrase = _passphrase(f"the key of {opened.name}", opened.is_encrypted)
+        opened.credentials(passphrase)
+        folder = (state or kit / "state").resolve()
+        with federated.at_work(opened, folder, "choose another --state, or end that process"):
             process = federated.ClientProcess(
-                opened,
-                task,
-                (state or kit / "state").resolve(),
-                step_seconds=step_seconds,
-                tell_speed=not keep_speed,
-                largest_message_mb=largest_message_mb,
+                opened, passphrase, task, folder, step_seconds=step_seconds, tell_speed=not keep_speed
             )
             raise typer.Exit(process.take_part())
 
 
 @contextmanager
-def _engine() -> Iterator[tuple[Any, Any]]:
-    """The parts that need NVIDIA FLARE, which is an extra."""
-    try:
+def _provisioning() -> Iterator[Any]:
+    """The part that makes and reads kits; what is wrong with them ends with a sentence."""
+    with _extras():
         from quafl.deploy import provision
-        from quafl.run import federation as federated
-    except ModuleNotFoundError as error:
-        if not (error.name or "").startswith("nvflare"):
-            raise
-        complain("real federations need NVIDIA FLARE: pip install 'quafl[federation]'")
-    sys.path.insert(0, str(Path.cwd()))  # where a user's task may be
     try:
-        yield federated, provision
+        yield provision
     except provision.ProvisionError as error:
         complain(str(error))
+
+
+@contextmanager
+def _engine() -> Iterator[tuple[Any, Any]]:
+    """The parts that make a party run."""
+    with _provisioning() as provision:
+        with _extras():
+            from quafl.run import federation as federated
+        sys.path.insert(0, str(Path.cwd()))  # where a user's task may be
+        yield federated, provision
+
+
+@contextmanager
+def _extras() -> Iterator[None]:
+    """Imports of what not everybody has installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("cryptography", "grpc"):
+            raise
+        complain("real federations need grpcio and cryptography: pip install 'quafl[federation]'")
+
+
+def _passphrase(what: str, is_needed: bool, *, new: bool = False) -> str | None:
+    """From the environment, or from whoever sits at the terminal."""
+    if not is_needed:
+        return None
+    if given := os.environ.get(PASSPHRASE):
+        return given
+    if not sys.stdin.isatty():
+        complain(f"{what} needs a passphrase, and there is no terminal to ask at; set {PASSPHRASE}")
+    return str(typer.prompt(f"Passphrase for {what}", hide_input=True, confirmation_prompt=new, err=True))
+
+
+def _there(listed: Path) -> str:
+    return f"{listed} is in the same place in the server's kit"
+
+
+def _say(text: str) -> None:
+    console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
 def _check_certificate(kit: Any) -> None:

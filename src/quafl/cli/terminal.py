@@ -16,7 +16,7 @@ from rich.table import Table
 from quafl import run as runner
 from quafl.record import plots
 from quafl.record import report as reporting
-from quafl.record.files import write_atomically
+from quafl.record.files import InUse, write_atomically
 from quafl.record.rows import Row
 from quafl.record.summary import Curve, RecordError, ranked, sent, verdict
 from quafl.settings import SettingsError
@@ -40,7 +40,7 @@ def one_sentence() -> Iterator[None]:
     """Bad input ends with a sentence and exit code 2, not with a traceback."""
     try:
         yield
-    except (SettingsError, RecordError, DataError, runner.RunError) as error:
+    except (SettingsError, RecordError, DataError, InUse, runner.RunError) as error:
         complain(str(error))
     except OSError as error:
         complain(f"{error.filename}: {error.strerror}")

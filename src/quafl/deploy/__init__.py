@@ -1,1 +1,1 @@
-"""The real world: the same algorithms over a network, on NVIDIA FLARE."""
+"""The real world: the same algorithms over a network."""

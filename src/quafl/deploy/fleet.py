@@ -1,21 +1,29 @@
-"""The real clients, as the server sees them. Replies are decoded and judged each in its own thread, as they arrive:
-what the algorithm gets is sound, or is not there."""
+"""The real clients, as the server sees them. Replies are decoded and judged as they arrive: what the algorithm gets is
+sound, or is not there.
 
+The algorithm runs in a thread of its own. Contacts are coroutines of the carrier's loop, however many there are; what
+takes time to compute goes to a few threads. No client has a thread, or more memory than its last message takes.
+"""
+
+import asyncio
 import logging
+import os
+import re
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field
-from functools import partial
-from math import inf, nan
+from math import inf, isnan, nan
+from statistics import median
 from threading import Condition, Event
 from time import monotonic
-from typing import Any, TypeAlias
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from quafl.codec import Identity, wire
+from quafl.codec.hashing import BLOCK
 from quafl.codec.identity import IDENTITY
 from quafl.codec.packets import make_packet
 from quafl.core.seams import (
@@ -33,17 +41,19 @@ from quafl.core.seams import (
     WireError,
 )
 from quafl.deploy import messages
+from quafl.deploy.carrier import Carrier, Loop, Octets, Unreachable
 from quafl.deploy.clock import Stopped, TimeUp
 from quafl.deploy.journal import Journal
 from quafl.deploy.judge import Judge
+from quafl.deploy.line import Bucket
 from quafl.deploy.messages import (
+    HELLO_SECONDS,
     Accepted,
     Broken,
     Contact,
     Finished,
     Hello,
     Message,
-    Octets,
     Received,
     Refinement,
     Refused,
@@ -52,15 +62,20 @@ from quafl.deploy.messages import (
     WantsAll,
     Welcome,
 )
-from quafl.deploy.worker import Unreachable
 
 _log = logging.getLogger(__name__)
-
-AskClient: TypeAlias = Callable[[str, bytes, float], Octets]  # to whom, octets, seconds to wait; or Unreachable
+T = TypeVar("T")
 
 RECENT = 8  # contacts
 GLANCE = 0.5  # seconds between two looks at whether to stop
 LONGEST_EXCLUSION = 3600.0  # seconds
+MOST_EXCLUSIONS = 20  # after which they do not get longer
+MOST_REPAIRS = 8  # of a message: refinement needs six at most
+HELLOS = 2.0, 20.0  # a second, at once
+GREETED = 250.0  # clients a second, at most
+PROMPT = 1.0  # seconds that every answer may take
+FORGIVEN = 0.25  # of a slow answer, by each that is not
+FINISH_SECONDS = 5.0  # for telling everybody that the run is over
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +86,7 @@ class Limits:
     start_with: int = 1  # clients that must be there before the first round
     silence: float = 10.0  # seconds without a sign of life, after which a client is taken for gone
     contact_seconds: float = 30.0  # that a client may take to answer a message
+    slow: float = 10.0  # times the usual time, from which on an answer is too late, where clients answer at once
     far: float = 20.0  # times the usual distance, from which on a reply is implausible
     faults: int = 3  # bad replies, or none at all, in a row, after which a client is left out
     exclusion: float = 60.0  # seconds, twice as many each further time
@@ -87,6 +103,10 @@ class Member:
     left_out_until: float = -inf
     exclusions: int = 0
     faults: int = 0  # in a row
+    late: float = 0.0  # slow answers that have not been made up for
+    seconds: float = nan  # that its last answer took
+    repairs: int = 0  # that it has asked for, of the contact that it owes
+    judging: bool = False  # a reply of it is being read
     dropped: int = 0  # replies
     contacts: int = 0
     steps: int = 0
@@ -94,6 +114,7 @@ class Member:
     session: str = ""  # of its process
     answered: bytes = b""  # the contact that it answered last
     asked: deque[bytes] = field(default_factory=lambda: deque(maxlen=RECENT))  # contacts whose answers may come late
+    hellos: Bucket = field(default_factory=lambda: Bucket(*HELLOS))
 
 
 @dataclass(slots=True)
@@ -104,6 +125,7 @@ class _Question:
     note: Note
     refine: Refine | None
     server: ServerState | None  # whose model was sent: the key of the answers; None where there is no need of one
+    asked_at: float = inf  # monotonic seconds
     whole: bytes = b""  # the same contact in full precision, once somebody has needed it
 
 
@@ -121,13 +143,21 @@ class _Arrival:
     speed: float
 
 
+class _Wanted(Exception):
+    """A message does not decode without this."""
+
+    def __init__(self, request: Packet) -> None:
+        self.request = request
+
+
 class NetworkFleet:
-    """Clients that dial in. `ask` reaches one by its name; what they say by themselves comes to `hear`, with the name
-    that their certificate proves. `welcome` is what a newcomer is told."""
+    """Clients that dial in. The carrier reaches one by its name; what they say by themselves comes to `hear`, with the
+    name that the carrier has proved. `welcome` is what a newcomer is told."""
 
     def __init__(
         self,
-        ask: AskClient,
+        carrier: Carrier,
+        loop: Loop,
         algorithm: Algorithm,
         codecs: Codecs,
         start: ServerState,
@@ -139,7 +169,8 @@ class NetworkFleet:
         self.size = limits.clients
         self.totals = Totals()
         self.finished = False
-        self._ask_client, self._codecs, self._journal, self._welcome = ask, codecs, journal, welcome
+        self._carrier, self._loop = carrier, loop
+        self._codecs, self._journal, self._welcome = codecs, journal, welcome
         self._limits, self._stop = limits, stop
         self._judge = Judge(algorithm, codecs.up, limits.far)
         self._answers_later = algorithm.answers == "when done"
@@ -153,7 +184,7 @@ class NetworkFleet:
         self._started = False
         self._serial = 0  # of the last contact
         self.ends_at = inf  # when nobody is waited for any more, in monotonic seconds
-        self._pool = ThreadPoolExecutor(max_workers=64, thread_name_prefix="contact")
+        self._pool = ThreadPoolExecutor(max_workers=1 + (os.cpu_count() or 1), thread_name_prefix="codec")
 
     # What the algorithm sees
 
@@ -178,7 +209,7 @@ class NetworkFleet:
         keyed = self._codecs.down.keyed
         with self._changed:
             self._questions[ticket] = _Question(
-                self._serial, note, refine if keyed else None, self._server if keyed else None
+                self._serial, note, refine if keyed else None, self._server if keyed else None, monotonic()
             )
             members = [member for member in self._members.values() if member.number in chosen]
             for member in members:
@@ -186,12 +217,13 @@ class NetworkFleet:
                 self._owe(member, ticket)
             self._forget_answered()
         for member in members:
-            self._pool.submit(self._contact, member, ticket, octets)
+            self._loop.spawn(self._contact(member, ticket, octets))
 
     def receive(self, count: int, within: float, since: int) -> Replies:
-        """The earliest answers; nobody waits for clients that owe nothing or are gone, but for a moment."""
-        deadline = monotonic() + within
+        """The earliest answers; nobody waits for clients that owe nothing or are gone, but for a moment, nor for those
+        that take much longer than is usual."""
         with self._changed:
+            deadline = monotonic() + min(within, inf if self._answers_later else self._prompt())
             self._drop_late(since)
             while len(self._arrived) < count and monotonic() < deadline:
                 waiting = any(self._is_live(self._members[name]) for name in self._owing)
@@ -229,8 +261,7 @@ class NetworkFleet:
         """Tell everybody that the run is over."""
         self.finished = True
         live = [member for member in self.members() if self.is_live(member)]
-        for told in [self._pool.submit(self._tell_end, member) for member in live]:
-            told.result()
+        wait([self._loop.spawn(self._tell_end(member)) for member in live], timeout=FINISH_SECONDS)
 
     def close(self) -> None:
         """No more contacts."""
@@ -246,7 +277,7 @@ class NetworkFleet:
             return {
                 "totals": asdict(self.totals),
                 "serial": self._serial,
-                "usual": self._judge.usual(),
+                "usual": self._judge.votes(),
                 "members": {name: {key: getattr(m, key) for key in kept} for name, m in self._members.items()},
                 "owing": {name: {"ticket": ticket.hex(), "round": asked} for name, ticket, asked in (*owing, *arrived)},
             }
@@ -271,7 +302,9 @@ class NetworkFleet:
         with self._changed:
             owing = list(self._owing.items())
         for name, ticket in owing:
-            self._guarded(self._members[name], ticket, partial(self._journal.get, name, ticket))
+            octets = self._journal.get(name, ticket)
+            if octets is not None:
+                self._loop.run(self._answered(self._members[name], ticket, octets))
 
     def forget_applied(self) -> None:
         """A checkpoint was made: replies that the algorithm has taken are in it."""
@@ -280,17 +313,17 @@ class NetworkFleet:
 
     # What clients say by themselves
 
-    def hear(self, name: str, octets: Octets) -> bytes:
+    async def hear(self, name: str, octets: Octets) -> bytes:
         """The answer to a message from a client."""
         try:
-            answer: Message = self._hear(name, octets)
+            answer: Message = await self._hear(name, octets)
         except (WireError, DecodeError, Unreachable) as error:
             member = self._members.get(name)
             if member is not None:
                 self._fault(member, str(error))
             else:
                 _log.warning("%s, who is not a member: %s; its message is dropped", name, error)
-            answer = Refused(str(error).encode())
+            answer = Refused(str(error).encode(errors="replace"))
         except Exception:
             _log.exception("a message from %s", name)
             answer = Refused(b"something went wrong at the server")
@@ -300,30 +333,44 @@ class NetworkFleet:
             self.totals.down += len(back)
         return back
 
-    def _hear(self, name: str, octets: Octets) -> Message:
+    def room(self, name: str) -> int:
+        """A whole model from a client that owes one, beside greetings and requests for repairs."""
+        small = messages.LONGEST_TEXT + 1024 + 4 * (len(self._server.model) // BLOCK + 1)
+        with self._changed:
+            owes = self._answers_later and name in self._owing
+        return small + owes * 4 * (len(self._server.model) + len(self._server.buffers))
+
+    def gone(self, name: str) -> None:
+        """It is not asked before it says hello again."""
+        with self._changed:
+            if name in self._members:
+                self._members[name].away = True
+                self._changed.notify_all()
+
+    async def _hear(self, name: str, octets: Octets) -> Message:
         message = messages.from_bytes(octets)
         if isinstance(message, Hello):
             return self._greet(name, messages.from_text(message.text))
         with self._changed:
             member = self._members.get(name)
-            owed = self._owing.get(name)
         if member is None:
             raise WireError("said something before its Hello")
         match message:
             case Repair():
-                return self._repair(message, owed)
+                return await self._repair(member, message)
             case Reply() | Broken() | WantsAll():
-                self._take(member, message, octets)
+                await self._take(member, message, octets)
                 return Received()
         raise WireError(f"a {type(message).__name__} is nothing that a client says")
 
     def _greet(self, name: str, hello: dict[str, Any]) -> Message:
+        session, leaving = hello.get("session"), hello.get("leaving", False)
+        if not (isinstance(session, str) and re.fullmatch(r"[0-9a-f]{1,32}", session) and isinstance(leaving, bool)):
+            raise WireError("says hello without saying which process it is, or whether it leaves")
         mine, theirs = (len(self._server.model), len(self._server.buffers)), (hello.get("dim"), hello.get("buffers"))
         if mine != theirs:
-            reason = (
-                f"the server's model has {mine[0]} parameters and {mine[1]} buffers, that of {name} {theirs[0]} and "
-            )
-            return Refused(f"{reason}{theirs[1]}; use the same model".encode())
+            reason = f"the server's model has {mine[0]} parameters and {mine[1]} buffers, that of {name} another number"
+            return Refused(f"{reason}; use the same model".encode())
         if self.finished:
             return Finished()
         with self._changed:
@@ -332,46 +379,56 @@ class NetworkFleet:
                 return Refused(f"there are {self._limits.clients} clients already, which is the limit".encode())
             if member is None:
                 member = self._members[name] = Member(name, number=len(self._members))
-            gone = member.away or monotonic() - member.heard >= self._limits.silence
-            if gone and not hello.get("leaving"):
+            if not member.hellos.has():
+                raise WireError("says hello too often")
+            if (member.away or monotonic() - member.heard >= self._silence()) and not leaving:
                 _log.info("%s is there", name)
-            if member.session not in ("", hello.get("session")):
+            if member.session not in ("", session):
                 self._lose(member, self._owing.get(name))  # restarted, it has forgotten what it was asked
-            member.session = str(hello.get("session"))
-            member.heard, member.away = monotonic(), bool(hello.get("leaving"))
-            if member.away:
+            member.session, member.heard, member.away = session, monotonic(), leaving
+            if leaving:
                 _log.info("%s has left", name)
                 self._lose(member, self._owing.get(name))
             self._changed.notify_all()
-        return Welcome(messages.as_text(self._welcome))
+            return Welcome(messages.as_text({**self._welcome, "hello_seconds": self._hello_seconds()}))
 
-    def _repair(self, message: Repair, owed: bytes | None) -> Message:
+    async def _repair(self, member: Member, message: Repair) -> Message:
         with self._changed:
             question = self._questions.get(message.ticket)
-        if owed != message.ticket or question is None or question.refine is None:
+            asked = self._owing.get(member.name) == message.ticket
+            member.repairs += asked
+        if not asked or question is None or question.refine is None:
             raise WireError("asked for a repair of something that it was not sent")
+        if member.repairs > MOST_REPAIRS:
+            raise WireError(f"asked for more than {MOST_REPAIRS} repairs of one message")
         request = wire.from_bytes(message.packet)
         if request.kind != "request" or request.dim != len(self._server.model):
             raise WireError(f"asked for a repair with a {request.kind} about d={request.dim}")
-        refinement = question.refine(0, request)
+        refine = question.refine
+        refinement = await self._computed(lambda: wire.to_bytes(refine(0, request)))
         with self._changed:
             self.totals.refined += request.sent == self._codecs.down.bits
-        return Refinement(wire.to_bytes(refinement))
+        return Refinement(refinement)
 
-    # A contact, in a thread of the pool
+    # A contact
 
-    def _contact(self, member: Member, ticket: bytes, octets: bytes) -> None:
-        self._guarded(member, ticket, lambda: self._journal.get(member.name, ticket) or self._ask(member, octets))
+    async def _contact(self, member: Member, ticket: bytes, octets: bytes) -> None:
+        with self._changed:
+            owed = self._owing.get(member.name) == ticket
+        if owed:
+            kept = self._journal.get(member.name, ticket)
+            await self._guarded(member, ticket, self._exchange(member, ticket, octets, kept))
 
-    def _guarded(self, member: Member, ticket: bytes, answer: Callable[[], Octets | None]) -> None:
-        """Get an answer, if there is one, and take it; whatever goes wrong is the client's loss."""
-        try:
-            octets = answer()
-            if octets is None:
-                return
-            match messages.from_bytes(octets):
+    async def _answered(self, member: Member, ticket: bytes, octets: Octets) -> None:
+        await self._guarded(member, ticket, self._exchange(member, ticket, b"", octets))
+
+    async def _exchange(self, member: Member, ticket: bytes, octets: bytes, kept: Octets | None) -> None:
+        """Ask, unless the answer is known, and take what comes."""
+        async with asyncio.timeout(self._limits.contact_seconds):
+            back = kept if kept is not None else await self._ask(member, octets)
+            match messages.from_bytes(back):
                 case Reply() | Broken() | WantsAll() as message:
-                    self._take(member, message, octets)
+                    await self._take(member, message, back)
                 case Accepted() if self._answers_later:
                     pass
                 case Refused() as refusal:
@@ -379,8 +436,13 @@ class NetworkFleet:
                     self._miss(member, ticket)
                 case other:
                     raise WireError(f"answered a contact with a {type(other).__name__}")
-        except Unreachable as error:
-            _log.warning("%s %s", member.name, error)
+
+    async def _guarded(self, member: Member, ticket: bytes, exchange: Awaitable[None]) -> None:
+        """Whatever goes wrong is the client's loss."""
+        try:
+            await exchange
+        except (Unreachable, TimeoutError) as error:
+            _log.warning("%s %s", member.name, error or "did not answer in time")
             self._miss(member, ticket)
             self._count_fault(member)
         except (WireError, DecodeError) as error:
@@ -407,9 +469,9 @@ class NetworkFleet:
             self._questions[whole] = question
             self._owe(member, whole)
         _log.info("%s gets the whole model", member.name)
-        self._pool.submit(self._contact, member, whole, question.whole)
+        self._loop.spawn(self._contact(member, whole, question.whole))
 
-    def _take(self, member: Member, message: Reply | Broken | WantsAll, octets: Octets) -> None:
+    async def _take(self, member: Member, message: Reply | Broken | WantsAll, octets: Octets) -> None:
         """An answer to a contact: judged, decoded, written down, and only then given to the algorithm."""
         ticket = message.ticket
         with self._changed:
@@ -417,69 +479,101 @@ class NetworkFleet:
             if question is None or self._owing.get(member.name) != ticket:
                 if ticket != member.answered and ticket not in member.asked:
                     raise WireError("answers something that it was not asked")
-                return None  # late, or said again because it has not heard that it was taken: it is not applied
+                return  # late, or said again because it has not heard that it was taken: it is not applied
+            if member.judging:
+                return  # said again while the first is being read
+            if isinstance(message, Broken):
+                self._settle(member, ticket)
+                self._failed.append(member.number)
+                self.totals.broken += 1
+                self.totals.lost += 1
+                self._changed.notify_all()
+                _log.warning("%s, round %d: its progress was not finite", member.name, question.note.round)
+                return
+            member.judging = isinstance(message, Reply)
         if isinstance(message, WantsAll):
-            return self._contact_in_full(member, ticket)
-        if isinstance(message, Broken):
-            with self._changed:
-                if self._settle(member, ticket):
-                    self._failed.append(member.number)
-                    self.totals.broken += 1
-                    self.totals.lost += 1
-            _log.warning("%s, round %d: its progress was not finite", member.name, question.note.round)
-            return None
+            await self._computed(lambda: self._contact_in_full(member, ticket))
+            return
+        try:
+            await self._read(member, question, message, octets)
+        finally:
+            member.judging = False
+
+    async def _read(self, member: Member, question: _Question, message: Reply, octets: Octets) -> None:
         asked, server = question.note.round, self._server if question.server is None else question.server
-        vector, exact = self._judge.read(message, asked, server, self._refine_of(member, ticket))
-        steps = max(message.steps, 0)
-        arrival = _Arrival(member, ticket, asked, vector, exact, steps, message.distance, message.speed)
-        self._journal.add(member.name, ticket, octets)
+        ticket, known = message.ticket, list[Packet]()
+        while True:
+            try:
+                read = await self._computed(
+                    lambda: self._judge.read(member.name, message, asked, server, _replay(known))
+                )
+                break
+            except _Wanted as wanted:
+                if len(known) == MOST_REPAIRS:
+                    raise DecodeError(f"does not decode after {MOST_REPAIRS} repairs") from None
+                known.append(await self._refinement(member, ticket, wanted.request))
+        arrival = _Arrival(member, ticket, asked, *read, max(message.steps, 0), message.distance, message.speed)
+        await self._computed(lambda: self._journal.add(member.name, ticket, octets))
         with self._changed:
             if not self._settle(member, ticket):
-                return None  # the same reply has come twice, or too late
+                return  # too late
             member.faults, member.contacts, member.speed = 0, member.contacts + 1, arrival.speed
+            member.late = max(0.0, member.late - FORGIVEN)
+            member.seconds = monotonic() - question.asked_at
             member.steps += arrival.steps
             self.totals.contacts += 1
             self.totals.steps += arrival.steps
             self.totals.idle += message.steps == 0
             self._arrived.append(arrival)
             self._changed.notify_all()
-        return None
 
-    def _refine_of(self, member: Member, ticket: bytes) -> Refine:
-        def refine(row: int, request: Packet) -> Packet:
-            question = messages.to_bytes(Repair(ticket, wire.to_bytes(request)))
-            back = self._journal.get(member.name, question) or self._ask(member, question)
-            match messages.from_bytes(back):
-                case Refinement(bits):
-                    refinement = wire.from_bytes(bits)
-                case other:
-                    raise DecodeError(f"was asked for a repair, sent a {type(other).__name__}")
-            self._journal.add(member.name, question, back)
-            with self._changed:
-                self.totals.refined += request.sent == self._codecs.up.bits
-            return refinement
+    async def _refinement(self, member: Member, ticket: bytes, request: Packet) -> Packet:
+        question = messages.to_bytes(Repair(ticket, wire.to_bytes(request)))
+        back = self._journal.get(member.name, question) or await self._ask(member, question)
+        match messages.from_bytes(back):
+            case Refinement(bits):
+                refinement = wire.from_bytes(bits)
+            case other:
+                raise DecodeError(f"was asked for a repair, sent a {type(other).__name__}")
+        await self._computed(lambda: self._journal.add(member.name, question, back))
+        with self._changed:
+            self.totals.refined += request.sent == self._codecs.up.bits
+        return refinement
 
-        return refine
-
-    def _ask(self, member: Member, octets: bytes) -> Octets:
+    async def _ask(self, member: Member, octets: bytes) -> Octets:
         with self._changed:
             self.totals.down += len(octets)
-        back = self._ask_client(member.name, octets, self._limits.contact_seconds)
+        back = await self._carrier.ask(member.name, octets, self._limits.contact_seconds)
         with self._changed:
             self.totals.up += len(back)
         return back
 
-    def _tell_end(self, member: Member) -> None:
+    async def _tell_end(self, member: Member) -> None:
         try:
-            self._ask(member, messages.to_bytes(Finished()))
+            await self._ask(member, messages.to_bytes(Finished()))
         except Unreachable:
             _log.info("%s could not be told that the run is over", member.name)
+
+    async def _computed(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     # Under the lock
 
     def _is_live(self, member: Member) -> bool:
         now = monotonic()
-        return not member.away and now - member.heard < self._limits.silence and now >= member.left_out_until
+        return not member.away and now - member.heard < self._silence() and now >= member.left_out_until
+
+    def _hello_seconds(self) -> float:
+        """Between two signs of life: the more clients, the longer."""
+        return max(HELLO_SECONDS, len(self._members) / GREETED)
+
+    def _silence(self) -> float:
+        return max(self._limits.silence, 3 * self._hello_seconds())
+
+    def _prompt(self) -> float:
+        """Seconds after which an answer is slow: `slow` times what is usual, one vote a client."""
+        known = [member.seconds for member in self._members.values() if not isnan(member.seconds)]
+        return max(PROMPT, self._limits.slow * median(known)) if known else inf
 
     def _wait(self, seconds: float) -> None:
         if self._stop.is_set():
@@ -488,6 +582,7 @@ class NetworkFleet:
 
     def _owe(self, member: Member, ticket: bytes) -> None:
         self._owing[member.name] = ticket
+        member.repairs = 0
         member.asked.append(ticket)
 
     def _settle(self, member: Member, ticket: bytes) -> bool:
@@ -519,7 +614,20 @@ class NetworkFleet:
         self._arrived = [arrival for arrival in self._arrived if arrival.round >= since]
         for name, ticket in list(self._owing.items()):
             if self._questions[ticket].note.round < since:
+                self._is_late(self._members[name])
                 self._lose(self._members[name], ticket)
+
+    def _is_late(self, member: Member) -> None:
+        """Nobody waits for it any longer; done again and again, it is a fault."""
+        member.late += 1
+        if member.late >= self._limits.faults and self._is_live(member):
+            self._leave_out(member, "slow answers")
+
+    def _leave_out(self, member: Member, why: str) -> None:
+        seconds = min(self._limits.exclusion * 2**member.exclusions, LONGEST_EXCLUSION)
+        member.left_out_until = monotonic() + seconds
+        member.faults, member.late, member.exclusions = 0, 0.0, min(member.exclusions + 1, MOST_EXCLUSIONS)
+        _log.warning("%s is left out for %.0f s: %d %s", member.name, seconds, self._limits.faults, why)
 
     # Without it
 
@@ -540,10 +648,7 @@ class NetworkFleet:
         with self._changed:
             member.faults += 1
             if member.faults >= self._limits.faults:
-                seconds = min(self._limits.exclusion * 2**member.exclusions, LONGEST_EXCLUSION)
-                member.left_out_until = monotonic() + seconds
-                member.faults, member.exclusions = 0, member.exclusions + 1
-                _log.warning("%s is left out for %.0f s: %d faults in a row", member.name, seconds, self._limits.faults)
+                self._leave_out(member, "faults in a row")
             self._changed.notify_all()
 
     def _replies(self, taken: list[_Arrival], failed: list[int]) -> Replies:
@@ -575,3 +680,15 @@ class NetworkFleet:
 
 def _contact(packet: Packet, note: Note, serial: int) -> bytes:
     return messages.to_bytes(Contact(serial, note.round, note.sampled, note.slowest, b""), *wire.to_parts(packet))
+
+
+def _replay(known: list[Packet]) -> Refine:
+    """What has been asked for, in order; then `_Wanted`."""
+    left = iter(known)
+
+    def refine(row: int, request: Packet) -> Packet:
+        for refinement in left:
+            return refinement
+        raise _Wanted(request)
+
+    return refine

@@ -13,7 +13,7 @@ from hashlib import blake2b
 from pathlib import Path
 from threading import Lock
 
-from quafl.deploy.messages import Octets
+from quafl.deploy.carrier import Octets
 
 _RECORD = struct.Struct("<16sQI")  # key, octets of the reply, crc32 of both and the reply
 _KEY = struct.Struct("<16sQ")

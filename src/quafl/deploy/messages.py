@@ -10,16 +10,16 @@ from hashlib import blake2b
 from typing import Any, TypeAlias
 
 from quafl.core.seams import HEADER_BYTES, WireError
+from quafl.deploy.carrier import Octets
 
 MAGIC = b"QFED"
 VERSION = 1
 TICKET = 16  # octets
 LONGEST_TEXT = 65536  # octets
+HELLO_SECONDS = 2.0  # between two signs of life of a client, if there are few
 NOT_TOLD = -1  # steps of a client that keeps its speed to itself
 
-Octets: TypeAlias = bytes | bytearray | memoryview
-
-_HEADER = struct.Struct("<4sBB2x")  # magic, version, kind
+_HEADER = struct.Struct("<4sBBH")  # magic, version, kind, zero
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ def to_bytes(message: Message, *more: Octets) -> bytes:
     made = type(message)
     values = [getattr(message, f.name) for f in fields(made)]
     body = values.pop() if _has_body(made) else b""
-    head = _HEADER.pack(MAGIC, VERSION, _KINDS.index(made)), _LAYOUTS[made].pack(*values)
+    head = _HEADER.pack(MAGIC, VERSION, _KINDS.index(made), 0), _LAYOUTS[made].pack(*values)
     return b"".join((*head, body, *more))
 
 
@@ -158,11 +158,13 @@ def from_bytes(octets: Octets) -> Message:
     if len(octets) < _HEADER.size:
         raise WireError(f"message has {len(octets)} octets, a header alone has {_HEADER.size}; was it cut off?")
     view = memoryview(octets)
-    magic, version, kind = _HEADER.unpack_from(view)
+    magic, version, kind, zero = _HEADER.unpack_from(view)
     if magic != MAGIC:
         raise WireError(f"message begins with {magic!r}, expected {MAGIC!r}; is the peer a QuAFL node?")
     if version != VERSION:
         raise WireError(f"message has version {version}, this end speaks {VERSION}; upgrade the older")
+    if zero:
+        raise WireError(f"message has {zero:#06x} where zeros belong")
     if kind >= len(_KINDS):
         raise WireError(f"message is of kind {kind}, known are 0 to {len(_KINDS) - 1}")
     made: Any = _KINDS[kind]

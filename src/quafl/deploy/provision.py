@@ -1,39 +1,105 @@
-"""Who is in a federation: an authority of its own, and a start-up kit with a certificate for every party."""
+"""Who is in a federation: an authority of its own, and a start-up kit with a key and a certificate for every party.
 
-import fcntl
+`authority/` stays with the organiser. A kit (`server/`, `clients/NAME/`) goes to its party: `kit.json` says who that is
+and where the server is, `key.pem` and `certificate.pem` prove it, `authority.pem` proves the others. The server's kit
+also lists the revoked certificates, in `revoked.json`. Only their owner can read these files, from their first byte on.
+"""
+
+import ipaddress
 import json
+import os
 import re
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
+from tempfile import NamedTemporaryFile, TemporaryDirectory
+from typing import Any, NamedTuple
 
 from cryptography import x509
-from nvflare.lighter.impl.cert import CertBuilder
-from nvflare.lighter.impl.signature import SignatureBuilder
-from nvflare.lighter.impl.static_file import StaticFileBuilder
-from nvflare.lighter.impl.workspace import WorkspaceBuilder
-from nvflare.lighter.provision import prepare_project
-from nvflare.lighter.provisioner import Provisioner
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from quafl.deploy.flare import SERVER
-from quafl.record.files import write_atomically
+from quafl.record.files import alone
 
-PROJECT = "quafl"
-AUTHORITY, CLIENTS = "authority", "clients"
-FEDERATION, REVOKED = "federation.json", "revoked.json"
-NEAR = 30  # days before its end, from which on a certificate is warned of
-ROLES = ("project_admin", "org_admin", "lead", "member")
-RIGHTS = ("submit_job", "clone_job", "manage_job", "download_job", "view", "operate", "shell_commands", "byoc")
-LARGEST_FRAME = 64_000_000  # octets that the engine takes at once; large messages come in chunks
+FORMAT = 2  # of kits and of the authority's record; the first was NVIDIA FLARE's
+SERVER, AUTHORITY, CLIENTS = "server", "authority", "clients"
+FEDERATION, REVOKED, KIT = "federation.json", "revoked.json", "kit.json"
+KEY, CERTIFICATE, ROOT = "key.pem", "certificate.pem", "authority.pem"
+SKEW = timedelta(minutes=5)  # by which clocks may differ: certificates begin that long before they are made
+LIFETIME = timedelta(days=360) - SKEW
+NEAR = (30, 7, 1, 0)  # days before a certificate's end at which it is warned of
+LONGEST = 36500  # days that an authority may be good for
+PURPOSES = (
+    "digital_signature",
+    "content_commitment",
+    "key_encipherment",
+    "data_encipherment",
+    "key_agreement",
+    "key_cert_sign",
+    "crl_sign",
+    "encipher_only",
+    "decipher_only",
+)
+EARLIER = (
+    "is of an earlier release, which used NVIDIA FLARE; make new kits with 'quafl federation init' in a new folder"
+)
 
 
 class ProvisionError(Exception):
-    """One sentence about what is wrong with a federation's folder, a kit, or a name."""
+    """One sentence about what is wrong with a federation's folder, a kit, a certificate, or a name."""
+
+
+class Credentials(NamedTuple):
+    """What a party shows and what it trusts, as PEM; the key is not encrypted, and is to stay in memory."""
+
+    key: bytes
+    certificate: bytes
+    authority: bytes
+
+
+class Pair(NamedTuple):
+    """A private key, and the certificate of its public one."""
+
+    key: ec.EllipticCurvePrivateKey
+    certificate: x509.Certificate
+
+
+class Peer(NamedTuple):
+    """Whom a certificate names."""
+
+    name: str
+    serial: int
+    expires: datetime
+    is_client: bool
+
+
+class Expiry:
+    """When a certificate's end is to be spoken of: once each at 30, 7 and 1 days before it, and when it has come."""
+
+    def __init__(self, name: str, expires: datetime) -> None:
+        self._name, self._expires, self._told = name, expires, 0
+
+    def due(self, now: datetime | None = None) -> str | None:
+        """A sentence, if there is something new to say.
+
+        >>> expiry = Expiry("north", datetime(2026, 11, 16, tzinfo=UTC))
+        >>> expiry.due(datetime(2026, 11, 10, tzinfo=UTC))  # doctest: +ELLIPSIS
+        "the certificate of north ends in 6 days, on 2026-11-16; the organiser renews it with 'quafl federation ...'"
+        >>> expiry.due(datetime(2026, 11, 11, tzinfo=UTC))
+        """
+        left = self._expires - (now or datetime.now(UTC))
+        passed = sum(left < timedelta(days=days) for days in NEAR)
+        if passed <= self._told:
+            return None
+        self._told = passed
+        soon = {0: "within a day", 1: "in 1 day"}.get(left.days, f"in {left.days} days")
+        when = f"ends {soon}, on" if left >= timedelta() else "ended on"
+        remedy = f"the organiser renews it with 'quafl federation renew {self._name}'"
+        return f"the certificate of {self._name} {when} {self._expires:%Y-%m-%d}; {remedy}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +111,7 @@ class Kit:
     host: str
     port: int
     expires: datetime
+    serial: int
 
     @property
     def is_server(self) -> bool:
@@ -56,249 +123,315 @@ class Kit:
         """Its certificate is no longer good."""
         return datetime.now(UTC) > self.expires
 
-    def warning(self) -> str | None:
-        """About its certificate, if that ends soon, or has ended."""
-        days = (self.expires - datetime.now(UTC)).days
-        if days >= NEAR:
-            return None
-        if self.ended:
-            return f"the certificate of {self.name} ended on {self.expires:%Y-%m-%d}; the organiser can renew it"
-        return (
-            f"the certificate of {self.name} ends in {days} days, on {self.expires:%Y-%m-%d}; the organiser renews it "
-            f"with 'quafl federation renew {self.name}'"
-        )
+    @property
+    def is_encrypted(self) -> bool:
+        """Its key can be read with a passphrase only."""
+        return is_encrypted(self.path)
+
+    @property
+    def target(self) -> str:
+        """HOST:PORT of the server."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def warning(self, now: datetime | None = None) -> str | None:
+        """About its certificate, if that ends in less than 30 days, or has ended."""
+        return Expiry(self.name, self.expires).due(now)
+
+    def credentials(self, passphrase: str | None = None) -> Credentials:
+        """What lies in the kit now, which may be newer than what was opened, if all of it belongs together."""
+        pair = _load(self.path, passphrase)
+        try:
+            authority = x509.load_pem_x509_certificate((self.path / ROOT).read_bytes())
+            pair.certificate.verify_directly_issued_by(authority)
+        except (OSError, ValueError, TypeError, InvalidSignature) as error:
+            raise ProvisionError(f"{self.path / CERTIFICATE} is not issued by the authority in {ROOT} there") from error
+        return Credentials(_key_pem(pair.key), _pem(pair.certificate), _pem(authority))
 
 
-def init(folder: Path, address: str, names: Sequence[str], *, valid_days: int = 3650) -> None:
+def init(
+    folder: Path,
+    address: str,
+    names: Sequence[str],
+    *,
+    valid_days: int = 3650,
+    passphrase: str | None = None,
+    authority_passphrase: str | None = None,
+) -> None:
     """A new federation: an authority that is good for some time, the server's kit, and one for each client. Their
-    certificates are good for 360 days, if the authority is."""
+    certificates are good for 360 days, if the authority is. The passphrase encrypts all keys; the authority's may have
+    one of its own."""
     host, port = _address(address)
-    if (folder / AUTHORITY / FEDERATION).exists():
+    if any((folder / part).exists() for part in (AUTHORITY, SERVER, CLIENTS)):
         raise ProvisionError(f"{folder} holds a federation already; choose another folder, or add clients to it")
     for number, name in enumerate(names):
         _check_name(name, names[:number])
-    if valid_days < 1:
-        raise ProvisionError(f"--valid-days {valid_days}: must be at least 1")
-    (folder / AUTHORITY).mkdir(parents=True, exist_ok=True)
-    (folder / AUTHORITY).chmod(0o700)
-    description = {"host": host, "port": port, "valid_days": valid_days, "clients": list(names)}
-    _provision(folder, description, [SERVER, *names])
-    _write(folder / AUTHORITY / FEDERATION, description)
+    if not 1 <= valid_days <= LONGEST:
+        raise ProvisionError(f"--valid-days {valid_days}: must be from 1 to {LONGEST}")
+    authority = _found(timedelta(days=valid_days))
+    federation = {"format": FORMAT, "host": host, "port": port, "clients": list(names), "issued": [], "revoked": []}
+    made = {place_of(name): _make_kit(federation, authority, name, passphrase) for name in (SERVER, *names)}
+    made[Path(SERVER)][REVOKED] = _json([])
+    made[Path(AUTHORITY)] = {
+        KEY: _key_pem(authority.key, authority_passphrase or passphrase),
+        CERTIFICATE: _pem(authority.certificate),
+        FEDERATION: _json(federation),
+    }
+    _make_folder(folder)
+    with TemporaryDirectory(dir=folder, prefix=".") as scratch:
+        for place, files in made.items():
+            _fill(Path(scratch) / place, files)
+        for part in sorted(Path(scratch).iterdir()):  # the authority first: of two at once, one fails here
+            part.rename(folder / part.name)
 
 
-def add(folder: Path, name: str) -> Path:
-    """A kit for one more client, under the same authority."""
-    description = _read(folder)
-    _check_name(name, [*description["clients"], *revoked(folder / SERVER)])
-    description["clients"].append(name)
-    _provision(folder, description, [name])
-    _write(folder / AUTHORITY / FEDERATION, description)
-    return folder / CLIENTS / name
+def add(folder: Path, name: str, *, passphrase: str | None = None, authority_passphrase: str | None = None) -> Path:
+    """A kit for one more client, under the same authority. The passphrase encrypts its key, and opens the authority's,
+    unless that has one of its own."""
+    with _changing(folder) as federation:
+        _check_name(name, [entry["name"] for entry in federation["issued"]])
+        federation["clients"].append(name)
+        return _admit(folder, federation, name, LIFETIME, passphrase, authority_passphrase)
 
 
-def renew(folder: Path, name: str) -> Path:
-    """A new key and certificate in a party's kit, for the server or a client; what else is there stays."""
-    description = _read(folder)
-    _check_known(name, [SERVER, *description["clients"]])
-    _provision(folder, description, [name], renewed=name)
-    return _place(folder, name)
+def renew(
+    folder: Path,
+    name: str,
+    *,
+    revoke_old: bool = False,
+    passphrase: str | None = None,
+    authority_passphrase: str | None = None,
+    lifetime: timedelta = LIFETIME,
+) -> Path:
+    """A new key and certificate in a party's kit, for the server or a client; what else is there stays. The old
+    certificate is good until its end, unless it is revoked. Passphrases are as in `add`."""
+    with _changing(folder) as federation:
+        _check_known(name, [SERVER, *federation["clients"]])
+        if passphrase is None and is_encrypted(folder / place_of(name)):
+            raise ProvisionError(f"the key of {name} is encrypted; the new one needs a passphrase as well")
+        if revoke_old and name == SERVER:
+            raise ProvisionError(
+                "the server's certificate cannot be revoked, as clients have no list to look at; if its key has "
+                "leaked, make a new federation with 'quafl federation init'"
+            )
+        if revoke_old:
+            _shut_out(federation, name)
+        kit = _admit(folder, federation, name, lifetime, passphrase, authority_passphrase)
+        _fill(folder / SERVER, {REVOKED: _json(federation["revoked"])})
+        return kit
 
 
 def revoke(folder: Path, name: str) -> Path:
-    """Shut a client out for good. The server looks at the list that this writes whenever it hears from somebody."""
-    description = _read(folder)
-    _check_known(name, description["clients"])
-    description["clients"].remove(name)
-    listed = folder / SERVER / "local" / REVOKED
-    _write(listed, sorted({*revoked(folder / SERVER), name}))
-    _write(folder / AUTHORITY / FEDERATION, description)
-    return listed
+    """Shut a client out for good: none of its certificates is good any more, and its name is not given out again. Gives
+    the list that the server goes by."""
+    with _changing(folder) as federation:
+        _check_known(name, federation["clients"])
+        federation["clients"].remove(name)
+        _shut_out(federation, name)
+        _fill(folder / SERVER, {REVOKED: _json(federation["revoked"])})
+        _fill(folder / AUTHORITY, {FEDERATION: _json(federation)})
+    return folder / SERVER / REVOKED
 
 
-def revoked(kit: Path) -> list[str]:
-    """Names that the server whose kit this is does not listen to."""
-    listed = kit / "local" / REVOKED
-    if not listed.exists():
-        return []
+def revoked(kit: Path) -> dict[int, str]:
+    """Serial numbers, and whose they were, of the certificates that the server whose kit this is does not accept."""
+    path = kit / REVOKED
     try:
-        return [str(name) for name in json.loads(listed.read_text(encoding="utf-8"))]
-    except (OSError, ValueError, TypeError) as error:
-        raise ProvisionError(f"{listed} cannot be read ({error}); it must be a list of names, as JSON") from error
+        entries = json.loads(path.read_bytes())
+        if not isinstance(entries, list):
+            raise ValueError("it is not a list")
+        return {int(entry["serial"], 16): str(entry["name"]) for entry in entries}
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ProvisionError(
+            f"{path} is damaged or missing ({error}); it must be as 'quafl federation revoke' writes it"
+        ) from error
 
 
 def kits(folder: Path) -> Iterator[Kit]:
     """Everybody's, as far as they are in the folder; the only one, if the folder is a kit itself."""
-    if (folder / "startup").exists():
+    if (folder / KIT).exists() or _is_of_flare(folder):
         yield open_kit(folder)
         return
-    known = _read(folder)["clients"]
-    for path in (folder / SERVER, *(folder / CLIENTS / name for name in known)):
-        if (path / "startup").exists():
+    for name in (SERVER, *_read(folder)["clients"]):
+        path = folder / place_of(name)
+        if (path / KIT).exists():
             yield open_kit(path)
-
-
-@contextmanager
-def in_use(kit: Kit) -> Iterator[None]:
-    """Nobody else uses the kit within the block."""
-    with (kit.path / "in-use").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ProvisionError(f"{kit.path} is in use by another process; a party runs once") from error
-        yield
 
 
 def open_kit(path: Path) -> Kit:
     """A party's kit, or a ProvisionError that says why it is none."""
-    startup = path / "startup"
+    if _is_of_flare(path):
+        raise ProvisionError(f"the kit {path} {EARLIER}")
     try:
-        if (startup / "fed_server.json").exists():
-            target = _json(startup / "fed_server.json")["servers"][0]["service"]["target"]
-            certificate = startup / "server.crt"
-        else:
-            target = _json(startup / "fed_client.json")["servers"][0]["service"]["target"]
-            certificate = startup / "client.crt"
-        loaded = x509.load_pem_x509_certificate(certificate.read_bytes())
-        (subject,) = loaded.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
-    except (OSError, ValueError, KeyError, IndexError) as error:
+        said = json.loads((path / KIT).read_bytes())
+        version, name, host, port = said["format"], str(said["name"]), str(said["host"]), int(said["port"])
+        peer = read_peer((path / CERTIFICATE).read_bytes())
+    except (OSError, ValueError, TypeError, KeyError, ProvisionError) as error:
         raise ProvisionError(
             f"{path} is not a start-up kit ({error}); make one with 'quafl federation init'"
         ) from error
-    host, _, port = target.rpartition(":")
-    return Kit(path.resolve(), str(subject.value), host, int(port), loaded.not_valid_after_utc)
+    if version != FORMAT:
+        raise ProvisionError(f"the kit {path} has format {version!r}, this release reads {FORMAT}; update QuAFL")
+    if (peer.name, peer.is_client) != (name, name != SERVER):
+        raise ProvisionError(f"{path} is the kit of {name}, but its certificate is of {peer.name}; copy {name}'s there")
+    return Kit(path.resolve(), name, host, port, peer.expires, peer.serial)
 
 
-def settle(kit: Kit) -> None:
-    """Keep FLARE's own files in the server's kit, wherever that has come to be, and not in a folder that all users of
-    the machine share."""
-    path = kit.path / "local" / "resources.json"
-    resources = _json(path)
-    resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(kit.path / "engine" / "snapshots")
-    jobs = next(part for part in resources["components"] if part["id"] == "job_manager")
-    jobs["args"]["uri_root"] = str(kit.path / "engine" / "jobs")
-    _write(path, resources)
+def place_of(name: str) -> Path:
+    """Of a party's kit in the federation's folder."""
+    return Path(SERVER) if name == SERVER else Path(CLIENTS, name)
 
 
-def _provision(folder: Path, description: dict[str, Any], wanted: Sequence[str], renewed: str | None = None) -> None:
-    """Have FLARE make the kits, and put those that are wanted into the folder, over what is there."""
-    server = {
-        "name": SERVER,
-        "type": "server",
-        "org": PROJECT,
-        "host_names": [description["host"], "localhost", "127.0.0.1"],
-        "default_host": description["host"],
-        "fed_learn_port": description["port"],
-    }
-    clients = [{"name": name, "type": "client", "org": PROJECT} for name in description["clients"]]
-    project = {"api_version": 3, "name": PROJECT, "description": "", "participants": [server, *clients]}
-    builders = [
-        WorkspaceBuilder(),
-        StaticFileBuilder(config_folder="config", scheme="grpc"),
-        CertBuilder(root_valid_days=description["valid_days"]),
-        SignatureBuilder(),
-    ]
-    kept = folder / AUTHORITY / "state"
-    with TemporaryDirectory(dir=folder / AUTHORITY) as scratch:
-        root = Path(scratch)
-        if kept.exists():
-            shutil.copytree(kept, root / PROJECT / "state")
-        if renewed is not None:
-            known = root / PROJECT / "state" / "cert.json"
-            _write(known, {name: value for name, value in _json(known).items() if name != renewed})
+def is_encrypted(folder: Path) -> bool:
+    """Whether the key in it, a kit's or the authority's, needs a passphrase."""
+    path = folder / KEY
+    return path.exists() and path.read_bytes().startswith(b"-----BEGIN ENCRYPTED")
+
+
+def read_peer(pem: bytes) -> Peer:
+    """Whom a certificate names that TLS has verified; a client's can be used for nothing else."""
+    try:
+        certificate = x509.load_pem_x509_certificate(pem)
+        (subject,) = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+        found = [extension.value for extension in certificate.extensions]
+    except (ValueError, x509.DuplicateExtension, x509.UnsupportedGeneralNameType) as error:
+        raise ProvisionError(f"the certificate is not of a QuAFL federation: {error}") from error
+    name = str(subject.value)
+    is_client = all(extension in found for extension in _client(name))
+    return Peer(name, certificate.serial_number, certificate.not_valid_after_utc, is_client)
+
+
+def open_authority(folder: Path, passphrase: str | None = None) -> Pair:
+    """That of the federation in this folder."""
+    _read(folder)
+    return _load(folder / AUTHORITY, passphrase)
+
+
+def issue(authority: Pair, name: str, host: str, lifetime: timedelta = LIFETIME) -> Pair:
+    """A new key and its certificate for a client, or for the server, which is at this host. It is good from now on, and
+    never longer than the authority."""
+    issuer, end = authority.certificate, authority.certificate.not_valid_after_utc
+    if datetime.now(UTC) > end:
+        raise ProvisionError(f"the authority ended on {end:%Y-%m-%d}; make a new one with 'quafl federation init'")
+    key = ec.generate_private_key(ec.SECP256R1())
+    identifier = issuer.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    builder = (
+        _certificate(name, issuer.subject, key, min(datetime.now(UTC) + lifetime, end))
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage("digital_signature"), critical=True)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
+    )
+    for extension in _server(host) if name == SERVER else _client(name):
+        builder = builder.add_extension(extension, critical=False)
+    return Pair(key, builder.sign(authority.key, hashes.SHA256()))
+
+
+def _found(lifetime: timedelta) -> Pair:
+    """An authority, which may name parties, but no further authorities."""
+    key, name = ec.generate_private_key(ec.SECP256R1()), "QuAFL authority"
+    builder = (
+        _certificate(name, _subject(name), key, datetime.now(UTC) + lifetime)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage("key_cert_sign"), critical=True)
+    )
+    return Pair(key, builder.sign(key, hashes.SHA256()))
+
+
+def _certificate(
+    name: str, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, end: datetime
+) -> x509.CertificateBuilder:
+    """What every certificate says."""
+    return (
+        x509.CertificateBuilder()
+        .subject_name(_subject(name))
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(datetime.now(UTC) - SKEW)
+        .not_valid_after(end)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    )
+
+
+def _subject(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _usage(purpose: str) -> x509.KeyUsage:
+    """For one purpose only."""
+    return x509.KeyUsage(**{**dict.fromkeys(PURPOSES, False), purpose: True})
+
+
+def _server(host: str) -> tuple[x509.ExtensionType, ...]:
+    """What makes a certificate a server's."""
+    names: list[x509.GeneralName] = []
+    for one in dict.fromkeys((host, "localhost", "127.0.0.1")):
         try:
-            context = Provisioner(str(root), builders).provision(prepare_project(project), logger=_Quiet())
-        except (ValueError, RuntimeError, OSError) as error:
-            raise ProvisionError(f"the start-up kits could not be made: {error}") from error
-        if context.get("build_error"):
-            raise ProvisionError("the start-up kits could not be made")
-        made = next((root / PROJECT).glob("prod_*"))
-        for name in wanted:
-            _finish(made / name, description)
-            shutil.copytree(made / name, _place(folder, name), dirs_exist_ok=True)
-        shutil.copytree(root / PROJECT / "state", kept, dirs_exist_ok=True)
-    _close_to_others(folder / AUTHORITY)
+            names.append(x509.IPAddress(ipaddress.ip_address(one)))
+        except ValueError:
+            names.append(x509.DNSName(one))
+    return x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), x509.SubjectAlternativeName(names)
 
 
-def _place(folder: Path, name: str) -> Path:
-    return folder / SERVER if name == SERVER else folder / CLIENTS / name
+def _client(name: str) -> tuple[x509.ExtensionType, ...]:
+    """What makes a certificate a client's. Its alternative name is no host's; without one, gRPC would take the
+    common name for a host's."""
+    alternative = x509.UniformResourceIdentifier(f"quafl:client/{name}")
+    return x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), x509.SubjectAlternativeName([alternative])
 
 
-def _finish(kit: Path, description: dict[str, Any]) -> None:
-    """What FLARE leaves to its user: our component, nobody's right to anything, limits, a readable log."""
-    local, is_server = kit / "local", kit.name == SERVER
-    resources = _json(local / "resources.json.default")
-    bridge = {"id": PROJECT, "path": "quafl.deploy.flare.Bridge", "args": {}}
-    if is_server:
-        limits = resources["servers"][0]
-        limits["max_num_clients"], limits["heart_beat_timeout"] = 10_000, 60
-        _listen_only_where_asked(kit / "startup" / "fed_server.json", description)
-    resources["components"].append(bridge)
-    resources["class_allow_list"] = []  # of code that a job may bring along or name
-    if not is_server:
-        resources["allow_log_streaming"] = False
-        resources["components"] = [part for part in resources["components"] if part["id"] != "site_log_streamer"]
-    _write(local / "resources.json", resources)
-    nobody = {role: dict.fromkeys(RIGHTS, "none") for role in ROLES}
-    _write(local / "authorization.json", {"format_version": "1.0", "permissions": nobody})
-    options = [[f"grpc.max_{way}_message_length", LARGEST_FRAME] for way in ("send", "receive")]
-    _write(local / "comm_config.json", {"allow_adhoc_conns": False, "grpc": {"options": options}})
-    _write(local / "log_config.json", _LOG)
-    for unused in ("start.sh", "stop_fl.sh", "sub_start.sh"):
-        (kit / "startup" / unused).unlink(missing_ok=True)
-    (kit / "readme.txt").unlink(missing_ok=True)
-    _close_to_others(kit)
+def _admit(
+    folder: Path,
+    federation: dict[str, Any],
+    name: str,
+    lifetime: timedelta,
+    passphrase: str | None,
+    authority_passphrase: str | None,
+) -> Path:
+    """A kit for a party. Its serial number is recorded first, so that whatever gets out can be revoked."""
+    authority = _load(folder / AUTHORITY, authority_passphrase or passphrase)
+    files = _make_kit(federation, authority, name, passphrase, lifetime)
+    _fill(folder / AUTHORITY, {FEDERATION: _json(federation)})
+    _fill(folder / place_of(name), files)
+    return folder / place_of(name)
 
 
-def _listen_only_where_asked(configuration: Path, description: dict[str, Any]) -> None:
-    """On loopback if that is the address, else on all interfaces."""
-    content = _json(configuration)
-    content["servers"][0]["service"]["target"] = f"{description['host']}:{description['port']}"
-    _write(configuration, content)
+def _make_kit(
+    federation: dict[str, Any], authority: Pair, name: str, passphrase: str | None, lifetime: timedelta = LIFETIME
+) -> dict[str, bytes]:
+    """A kit's files; the federation remembers the certificate."""
+    host, port = federation["host"], federation["port"]
+    key, certificate = issue(authority, name, host, lifetime)
+    end = certificate.not_valid_after_utc.isoformat()
+    federation["issued"].append({"serial": f"{certificate.serial_number:x}", "name": name, "until": end})
+    return {
+        KEY: _key_pem(key, passphrase),
+        CERTIFICATE: _pem(certificate),
+        ROOT: _pem(authority.certificate),
+        KIT: _json({"format": FORMAT, "name": name, "host": host, "port": port}),
+    }
 
 
-_LOG = {
-    "version": 1,
-    "disable_existing_loggers": False,
-    "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s"}},
-    "handlers": {
-        "console": {"class": "quafl.deploy.flare.ToStderr", "formatter": "line"},
-        "file": {
-            "class": "logging.handlers.RotatingFileHandler",
-            "formatter": "line",
-            "filename": "log.txt",
-            "maxBytes": 10_000_000,
-            "backupCount": 3,
-        },
-    },
-    "loggers": {
-        "root": {"level": "ERROR", "handlers": ["console", "file"]},
-        "quafl": {"level": "INFO"},
-    },
-}
-
-
-class _Quiet:
-    """FLARE's words about provisioning: only those about what went wrong."""
-
-    def debug(self, message: str) -> None:
-        """Nothing."""
-
-    info = warning = debug
-
-    def error(self, message: str) -> None:
-        """Why it failed."""
-        raise ProvisionError(f"the start-up kits could not be made: {message}")
+def _shut_out(federation: dict[str, Any], name: str) -> None:
+    """Revoke those of its certificates that have not ended."""
+    now, known = datetime.now(UTC), {entry["serial"] for entry in federation["revoked"]}
+    for entry in federation["issued"]:
+        serial, until = entry["serial"], datetime.fromisoformat(entry["until"])
+        if entry["name"] == name and until > now and serial not in known:
+            federation["revoked"].append({"serial": serial, "name": name, "on": f"{now:%Y-%m-%d}"})
 
 
 def _address(address: str) -> tuple[str, int]:
-    host, colon, port = address.rpartition(":")
-    if (
-        not colon
-        or not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", host)
-        or not port.isdigit()
-        or not 0 < int(port) < 65536
-    ):
-        raise ProvisionError(f"--server {address}: must look like host.example.org:8002")
+    host, _, port = address.rpartition(":")
+    label = "[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?"
+    try:
+        if host.startswith("[") and host.endswith("]"):
+            host = str(ipaddress.IPv6Address(host[1:-1]))
+        elif not re.fullmatch(rf"{label}(\.{label})*", host):
+            raise ValueError(host)
+        if not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65536:
+            raise ValueError(port)
+    except ValueError as error:
+        raise ProvisionError(f"--server {address}: must look like host.example.org:8002 or [::1]:8002") from error
     return host, int(port)
 
 
@@ -314,26 +447,89 @@ def _check_known(name: str, known: Sequence[str]) -> None:
         raise ProvisionError(f"there is no {name!r} in this federation; there are {', '.join(known) or 'none'}")
 
 
+@contextmanager
+def _changing(folder: Path) -> Iterator[dict[str, Any]]:
+    """What the authority remembers; nobody else changes it within the block."""
+    _read(folder)
+    with alone(folder / AUTHORITY, "try again when that has ended"):
+        yield _read(folder)
+
+
 def _read(folder: Path) -> dict[str, Any]:
+    """What the authority remembers: where the server is, who is in, all certificates, those that are revoked."""
+    path = folder / AUTHORITY / FEDERATION
+    if (folder / AUTHORITY / "state").exists():
+        raise ProvisionError(f"the federation in {folder} {EARLIER}")
+    if not path.exists():
+        raise ProvisionError(f"{folder} holds no federation; make one with 'quafl federation init'")
     try:
-        return _json(folder / AUTHORITY / FEDERATION)
-    except (OSError, ValueError) as error:
-        raise ProvisionError(f"{folder} holds no federation; make one with 'quafl federation init'") from error
+        federation: dict[str, Any] = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ProvisionError(f"{path} is damaged ({error}); restore it from a backup") from error
+    if "format" not in federation:
+        raise ProvisionError(f"the federation in {folder} {EARLIER}")
+    if federation["format"] != FORMAT:
+        raise ProvisionError(f"{path} has format {federation['format']!r}, this release reads {FORMAT}; update QuAFL")
+    return federation
 
 
-def _json(path: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return content
+def _is_of_flare(kit: Path) -> bool:
+    return any((kit / "startup" / f"fed_{party}.json").exists() for party in ("server", "client"))
 
 
-def _write(path: Path, content: Any) -> None:
-    with write_atomically(path) as stream:
-        json.dump(content, stream, indent=2)
-    path.chmod(0o600)
+def _load(folder: Path, passphrase: str | None) -> Pair:
+    """The key and the certificate in a folder, if they belong together."""
+    path = folder / KEY
+    encrypted = is_encrypted(folder)
+    if encrypted and passphrase is None:
+        raise ProvisionError(f"{path} is encrypted; it needs its passphrase")
+    try:
+        certificate = x509.load_pem_x509_certificate((folder / CERTIFICATE).read_bytes())
+        password = passphrase.encode() if encrypted and passphrase else None
+        key = serialization.load_pem_private_key(path.read_bytes(), password)
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
+        reason = "wrong passphrase, or a damaged file" if encrypted else str(error)
+        raise ProvisionError(f"{path} and {CERTIFICATE} beside it cannot be read: {reason}") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
+        raise ProvisionError(f"{path} does not belong to {CERTIFICATE} beside it; copy both from the same kit")
+    return Pair(key, certificate)
 
 
-def _close_to_others(folder: Path) -> None:
-    """Readable by its owner only."""
-    folder.chmod(0o700)
-    for path in folder.rglob("*"):
-        path.chmod(0o700 if path.is_dir() else 0o600)
+def _key_pem(key: ec.EllipticCurvePrivateKey, passphrase: str | None = None) -> bytes:
+    encryption: serialization.KeySerializationEncryption = serialization.NoEncryption()
+    if passphrase is not None:
+        if not 0 < len(passphrase.encode()) < 1024:
+            raise ProvisionError("a passphrase must not be empty, nor longer than 1,023 bytes")
+        encryption = serialization.BestAvailableEncryption(passphrase.encode())
+    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption)
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def _json(content: Any) -> bytes:
+    return json.dumps(content, indent=2).encode() + b"\n"
+
+
+def _make_folder(folder: Path) -> None:
+    """And those above it that are missing, for their owner only; `mkdir(parents=True)` would open those to others."""
+    if not folder.is_dir():
+        _make_folder(folder.parent)
+        folder.mkdir(mode=0o700)
+
+
+def _fill(folder: Path, files: dict[str, bytes]) -> None:
+    """Put files into a folder, each whole or not at all, and for their owner only: temporary files are made so."""
+    _make_folder(folder)
+    for name, octets in files.items():
+        with NamedTemporaryFile(dir=folder, prefix=".", delete=False) as stream:
+            part = Path(stream.name)
+            try:
+                stream.write(octets)
+                stream.flush()
+                os.fsync(stream.fileno())
+                part.replace(folder / name)
+            except BaseException:
+                part.unlink()
+                raise

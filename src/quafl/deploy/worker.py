@@ -35,7 +35,9 @@ from quafl.core.seams import (
     WireError,
 )
 from quafl.deploy import messages
+from quafl.deploy.carrier import Octets, Unreachable
 from quafl.deploy.messages import (
+    HELLO_SECONDS,
     NOT_TOLD,
     Accepted,
     Broken,
@@ -43,7 +45,6 @@ from quafl.deploy.messages import (
     Finished,
     Hello,
     Message,
-    Octets,
     Received,
     Refinement,
     Refused,
@@ -57,18 +58,9 @@ from quafl.record.summary import RecordError
 
 _log = logging.getLogger(__name__)
 
-HELLO_SECONDS = 2.0  # between two signs of life
 HELLO_PATIENCE = 5.0  # seconds for the server's answer to them
 PATIENCE = 30.0  # for its answers to anything else
 FAR = 0.5  # of a message's blocks; if more do not decode, the model in full costs less than their repair
-
-
-class Unreachable(Exception):
-    """The other end did not answer."""
-
-
-class Unadmitted(Unreachable):
-    """The other end does not listen to this one."""
 
 
 class Rejected(Exception):
@@ -141,7 +133,8 @@ class Worker:
         self._run = ""
         self._rng = Generators(0)
         self._model, self._buffers = task.initial()
-        self._session = uuid4().hex
+        self.session = uuid4().hex
+        self.hello_seconds = HELLO_SECONDS  # until the next sign of life, as the server wishes
         self._counting = Lock()
         self.sent = self.received = 0  # octets
         self._restored: dict[str, Any] | None = None
@@ -178,13 +171,15 @@ class Worker:
         hello = {
             "dim": len(self._model),
             "buffers": len(self._buffers),
-            "session": self._session,
+            "session": self.session,
             "leaving": leaving,
         }
         octets = messages.to_bytes(Hello(messages.as_text(hello)))
         match self._say(octets, HELLO_SECONDS if leaving else HELLO_PATIENCE):
             case Welcome(text):
-                self._agree_to(messages.from_text(text))
+                welcome = messages.from_text(text)
+                self.hello_seconds = float(welcome.pop("hello_seconds", HELLO_SECONDS))
+                self._agree_to(welcome)
             case Refused() as refusal:
                 raise Rejected(messages.sentence(refusal))
             case Finished():

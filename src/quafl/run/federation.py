@@ -2,11 +2,13 @@
 
 import json
 import logging
+import os
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from importlib import resources
 from math import isnan
 from pathlib import Path
@@ -20,17 +22,18 @@ import safetensors.torch
 
 from quafl.core.randomness import derive
 from quafl.core.seams import ServerState, WireError
-from quafl.deploy import provision
+from quafl.deploy import logs, provision
+from quafl.deploy.carrier import Loop, Unadmitted, Unreachable
 from quafl.deploy.clock import WallClock
 from quafl.deploy.coordinator import Coordinator, Diverged
-from quafl.deploy.flare import SERVER, is_free, run_client, run_server
-from quafl.deploy.fleet import AskClient, NetworkFleet
+from quafl.deploy.fleet import NetworkFleet
 from quafl.deploy.journal import Journal
-from quafl.deploy.messages import Octets
-from quafl.deploy.provision import Kit, ProvisionError
-from quafl.deploy.worker import HELLO_SECONDS, Rejected, Unadmitted, Unreachable, Worker
+from quafl.deploy.messages import HELLO_SECONDS
+from quafl.deploy.provision import SERVER, Kit
+from quafl.deploy.streams import GrpcClient, GrpcServer, largest_message
+from quafl.deploy.worker import Rejected, Worker
 from quafl.record.checkpoints import Checkpoints
-from quafl.record.files import write_atomically
+from quafl.record.files import alone, write_atomically
 from quafl.record.rows import Row, write_rows
 from quafl.run.folders import ROWS, SETTINGS, VERSIONS, RunError
 from quafl.run.versions import versions
@@ -40,23 +43,24 @@ from quafl.tasks.demo import CLIENTS
 
 _log = logging.getLogger(__name__)
 
-RUN, STATUS, WHERE = "run", "status.json", "run-folder.txt"
+RUN, STATUS, WHERE, LOG = "run", "status.json", "run-folder.txt", "log.txt"
 STATUS_SECONDS = 1.0  # between two of them
 STALE_SECONDS = 10.0  # after which nobody is taken to be writing them
 DEMO_STEPS = (0.01, 0.01, 0.04, 0.08)  # seconds that a local step takes each of the demo's clients
 LINGER_SECONDS = 1.5 * HELLO_SECONDS
 EXIT_SECONDS = 20.0  # that the demo waits for its clients to end
-REFUSALS = 5  # in a row, after which a client gives up
+REDIAL_SECONDS = 0.5  # between two tries to reach a server that is not there
 
 Status: TypeAlias = dict[str, Any]  # what 'quafl federation status' and the live table show
 
 
 class ServerProcess:
-    """The server. It is made whole before the engine starts, so that what is wrong is said at once."""
+    """The server. It is made whole before it listens, so that what is wrong is said at once."""
 
     def __init__(
         self,
         kit: Kit,
+        passphrase: str | None,
         settings: FederationSettings,
         out: Path,
         on_status: Callable[[Status], None],
@@ -65,15 +69,15 @@ class ServerProcess:
         self.stop = Event()
         self._kit, self._settings, self._out, self._on_status, self._on_end = kit, settings, out, on_status, on_end
         self._task = local.make(settings.task.make, SERVER, settings.run.seed)
-        self._ask: AskClient
-        self._shut_out = provision.revoked(kit.path)
-        out.mkdir(parents=True, exist_ok=True)
         checkpoints = Checkpoints(out / "checkpoints")
         kept = checkpoints.newest()
         run = uuid4().hex if kept is None else str(kept["made_with"]["run"])
         terms, start = settings.terms(), ServerState(*self._task.initial())
+        self._loop = Loop("carrier")
+        self._carrier = GrpcServer(self._loop, kit, passphrase)
         self._fleet = NetworkFleet(
-            self._call,
+            self._carrier,
+            self._loop,
             terms.algorithm,
             terms.codecs,
             start,
@@ -82,6 +86,7 @@ class ServerProcess:
             self.stop,
             settings.clients.build(),
         )
+        self._largest = largest_message(len(start.model), len(start.buffers))
         self._coordinator = Coordinator(
             self._task,
             terms.algorithm,
@@ -103,14 +108,9 @@ class ServerProcess:
 
     def serve(self) -> int:
         """Until the end; gives the exit code."""
-        provision.settle(self._kit)
+        self._carrier.start(self._fleet, largest=self._largest)
         (self._kit.path / WHERE).write_text(str(self._out), encoding="utf-8")
-        limit = int(self._settings.clients.largest_message_mb * 1_000_000)
-        return run_server(self._kit.path, self, largest_message=limit)
-
-    def run(self, ask: AskClient) -> int:
-        """The engine is up."""
-        self._ask = ask
+        _stop_when_asked(self.stop)
         start_with = self._settings.clients.start_with
         _log.info("listening on port %d; the run begins with %d clients or more", self._kit.port, start_with)
         over = Event()
@@ -131,22 +131,8 @@ class ServerProcess:
             self.stop.wait(LINGER_SECONDS)  # whoever was not reached hears it when saying hello
         else:
             _log.info("stopped in round %d; start again to go on", self._coordinator.server.round)
+        self._carrier.stop()
         return 0
-
-    def _call(self, name: str, octets: bytes, within: float) -> Octets:
-        return self._ask(name, octets, within)  # which is known once the engine is up
-
-    def hear(self, name: str, octets: Octets) -> bytes:
-        """A client has said something."""
-        return self._fleet.hear(name, octets)
-
-    def is_welcome(self, name: str) -> bool:
-        """Everybody with a certificate who has not been revoked."""
-        try:
-            self._shut_out = provision.revoked(self._kit.path)
-        except ProvisionError as error:
-            _log.error("%s; keeping to the one before", error)
-        return name not in self._shut_out
 
     def _check_same(self, kept: dict[str, Any], start: ServerState) -> None:
         before, now = kept["made_with"]["algorithm"], self._settings.algorithm.name
@@ -222,41 +208,37 @@ class ClientProcess:
     def __init__(
         self,
         kit: Kit,
+        passphrase: str | None,
         make_task: str,
         folder: Path,
         *,
         step_seconds: float,
         tell_speed: bool,
-        largest_message_mb: float,
     ) -> None:
         self.stop = Event()
-        self._kit, self._limit = kit, int(largest_message_mb * 1_000_000)
-        self._ask: AskClient
+        self._kit, self._carrier = kit, GrpcClient(Loop("carrier"), kit.path, passphrase)
         task = local.make(make_task, kit.name, derive("client", kit.name))
         task.batch(0, 0)  # what cannot be learned from is said now
+        self._largest = largest_message(*(len(part) for part in task.initial()))
         self._worker = Worker(
             task,
             folder,
             agree,
-            lambda octets, within: self._ask(SERVER, octets, within),
+            self._carrier.ask,
             step_seconds=step_seconds,
             tell_speed=tell_speed,
         )
 
     def take_part(self) -> int:
         """Until the end; gives the exit code."""
-        where = f"{self._kit.host}:{self._kit.port}"
-        print(f"{self._kit.name} is dialling the server at {where}, until it is there", file=sys.stderr, flush=True)
-        return run_client(self._kit.path, self._kit.name, self, largest_message=self._limit)
-
-    def run(self, ask: AskClient) -> int:
-        """The engine is up."""
-        self._ask = ask
+        _stop_when_asked(self.stop)
+        _log.info("%s is dialling the server at %s", self._kit.name, self._kit.target)
         worker = self._worker
+        self._carrier.start(worker.session, worker.hear, largest=self._largest)
         worker.begin()
         try:
             self._keep_in_touch()
-        except (Rejected, WireError, OSError) as error:
+        except (Rejected, Unadmitted, WireError, OSError) as error:
             _log.error("this client cannot take part: %s", error)
             return 1
         finally:
@@ -271,35 +253,46 @@ class ClientProcess:
 
     def _keep_in_touch(self) -> None:
         """Until the end."""
-        reached, refusals = None, 0
+        reached, expiry = None, provision.Expiry(self._kit.name, self._kit.expires)
         while not (self.stop.is_set() or self._worker.finished or self._worker.failure):
+            sentence = expiry.due()
+            if sentence is not None:
+                _log.warning("%s", sentence)
             try:
                 self._worker.say_hello()
                 if not reached:
                     _log.info("the server is there")
-                reached, refusals = True, 0
+                reached = True
+            except Unadmitted:
+                raise
             except Unreachable as error:
-                refusals = refusals + 1 if isinstance(error, Unadmitted) else 0
-                if refusals == REFUSALS:
-                    raise Rejected("the server does not listen to it; was it revoked?") from error
                 if reached is not False:
                     _log.warning("the server %s; training goes on, trying again", error)
                 reached = False
-            self.stop.wait(HELLO_SECONDS)
-
-    def hear(self, name: str, octets: Octets) -> bytes:
-        """The server has said something."""
-        return self._worker.hear(octets)
-
-    def is_welcome(self, name: str) -> bool:
-        """The server, and nobody else."""
-        return name == SERVER
+            self.stop.wait(self._worker.hello_seconds if reached else REDIAL_SECONDS)
 
 
-def check_port(kit: Kit) -> None:
-    """A second server on the same port would not be noticed by either."""
-    if not is_free(kit.port):
-        raise RunError(f"port {kit.port} is in use; is the server running already?")
+@contextmanager
+def at_work(kit: Kit, folder: Path, remedy: str) -> Iterator[None]:
+    """A party, with its kit and a folder to itself. What it writes is its owner's alone; its log is in its kit."""
+    before = os.umask(0o077)
+    try:
+        with alone(kit.path, "a party runs once"), alone(folder, remedy), logs.kept(kit.path / LOG):
+            yield
+    finally:
+        os.umask(before)
+
+
+def _stop_when_asked(stop: Event) -> None:
+    """SIGINT and SIGTERM end the process in good order; asked again, at once."""
+
+    def handle(number: int, frame: object) -> None:
+        if stop.is_set():
+            os._exit(128 + number)
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, handle)
 
 
 def read_status(kit: Path) -> Status | None:
