@@ -27,7 +27,7 @@ test: lint ## Check format, lint, types, and run all tests
 	$(BIN)/pytest -n 2 --timeout 300
 
 test-federation: $(INSTALLED) ## Test federations of real processes: joins, crashes, intruders, a slow link (minutes)
-	$(BIN)/pytest tests/test_processes.py -m federation --timeout 300
+	$(BIN)/pytest tests/test_processes.py tests/test_attacks.py -m federation --timeout 300
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .

@@ -1,7 +1,11 @@
 """The real federation's parts, without a network: what is applied once, what is dropped, what survives."""
 
+import asyncio
 import logging
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from math import inf, nan
 from pathlib import Path
@@ -13,16 +17,19 @@ import torch
 from federations import PROMPT, Federation, federation
 from hypothesis import given
 from hypothesis import strategies as st
+from parties import resident_mb
 from torch import Tensor
 
 from quafl import FedAvg, FedBuff, Lattice, QuAFL, momentum, sgd
 from quafl.codec import QSGD, Identity, wire
-from quafl.core.seams import Algorithm, Buffers, Codec, Codecs, Model, Note, ServerState, WireError
+from quafl.core.seams import Algorithm, Buffers, Codec, Codecs, Model, Note, Packet, ServerState, WireError
 from quafl.deploy import messages
 from quafl.deploy.clock import Stopped
 from quafl.deploy.coordinator import Plan
 from quafl.deploy.journal import Journal
+from quafl.deploy.judge import Judge
 from quafl.deploy.messages import Contact, Hello, Message, Refused, Repair, Reply, WantsAll, Welcome
+from quafl.deploy.worker import Rejected
 from quafl.record.checkpoints import Checkpoints
 from quafl.tasks import Quadratic
 
@@ -506,6 +513,20 @@ def reply_to(contact: bytes, **changes: object) -> Reply:
     return replace(honest, **changes)  # type: ignore[arg-type]
 
 
+def repair_of(contact: bytes, packet: Packet) -> bytes:
+    """A request for one more bit of its first block."""
+    request = replace(
+        packet,
+        kind="request",
+        sent=4,
+        bits=1,
+        symbols=torch.tensor([0], dtype=torch.int32),
+        checks=packet.checks[:0],
+        exact=packet.exact[:0],
+    )
+    return messages.to_bytes(Repair(messages.ticket_of(contact), wire.to_bytes(request)))
+
+
 def packed(vector: Tensor, codec: Codec, distance: float = 1.0) -> bytes:
     return wire.to_bytes(codec.encode(vector, torch.Generator(), distance=distance))
 
@@ -610,16 +631,7 @@ def test_nobody_gets_bits_of_a_message_that_was_not_sent_to_them(tmp_path: Path)
         sent = messages.from_bytes(made.asked[0][1])
         assert isinstance(sent, Contact)
         packet = wire.from_bytes(sent.packet)
-        request = replace(
-            packet,
-            kind="request",
-            sent=4,
-            bits=1,
-            symbols=torch.tensor([0], dtype=torch.int32),
-            checks=packet.checks[:0],
-            exact=packet.exact[:0],
-        )
-        repair = messages.to_bytes(Repair(messages.ticket_of(made.asked[0][1]), wire.to_bytes(request)))
+        repair = repair_of(made.asked[0][1], packet)
         answers = {name: type(messages.from_bytes(made.to_server(name, repair))) for name in ("a", "spy", "nobody")}
         gate.set()
         assert answers == {"a": messages.Refinement, "spy": Refused, "nobody": Refused}
@@ -661,3 +673,168 @@ def test_a_client_whose_progress_is_not_finite_says_so_and_goes_on(tmp_path: Pat
         assert replies.senders.tolist() == []
         assert replies.failed.tolist() == [0]
         assert made.fleet.totals.broken == 1
+
+
+# Nobody stalls the rest, and no peer decides how much is remembered
+
+
+def test_thousands_of_bad_messages_do_not_end_an_exclusion(tmp_path: Path) -> None:
+    limits = replace(PROMPT, faults=1, exclusion=60.0)
+    with federation(tmp_path, QuAFL(sampled=1), Lattice(bits=4), sgd(0.2), limits) as made:
+        made.serve(ServerState(*problem().initial()))
+        made.join("liar", problem())
+        for _ in range(4000):
+            made.to_server("liar", b"garbage")
+        (member,) = made.fleet.members()
+        assert made.fleet.is_left_out(member)
+        assert member.left_out_until - monotonic() <= 3600
+        assert member.exclusions <= 100
+
+
+def test_what_a_client_calls_itself_is_not_remembered(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL)
+    with federation(tmp_path, QuAFL(sampled=1), Lattice(bits=4), sgd(0.2)) as made:
+        made.serve(ServerState(*problem().initial()))
+        made.join("liar", problem())
+        before = resident_mb(os.getpid())
+        for number in range(5000):
+            said = {"dim": DIM, "buffers": 0, "session": f"{number:x}" * 4000, "leaving": False}
+            made.to_server("liar", messages.to_bytes(Hello(messages.as_text(said))))
+        assert resident_mb(os.getpid()) - before < 30
+        (member,) = made.fleet.members()
+        assert len(member.session) <= 32
+
+
+@pytest.mark.parametrize(
+    "hello",
+    [
+        {"dim": DIM, "buffers": 0, "session": "\ud800"},
+        {"dim": DIM, "buffers": 0, "session": ["a"]},
+        {"dim": DIM, "buffers": 0, "session": "0a", "leaving": "yes"},
+        {"dim": "\ud800" * 9, "buffers": {}, "session": "0a"},
+    ],
+)
+def test_a_strange_hello_is_refused_in_a_sentence(
+    tmp_path: Path, hello: dict[str, object], caplog: pytest.LogCaptureFixture
+) -> None:
+    with federation(tmp_path, QuAFL(sampled=1), Lattice(bits=4), sgd(0.2)) as made:
+        made.serve(ServerState(*problem().initial()))
+        answer = messages.from_bytes(made.to_server("a", messages.to_bytes(Hello(messages.as_text(hello)))))
+        assert isinstance(answer, Refused)
+        assert b"something went wrong" not in bytes(answer.text)
+        assert "Traceback" not in caplog.text
+
+
+def test_who_greets_all_the_time_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with federation(tmp_path, QuAFL(sampled=1), Lattice(bits=4), sgd(0.2)) as made:
+        made.serve(ServerState(*problem().initial()))
+        worker = made.join("a", problem())
+        with suppress(Rejected):
+            for _ in range(200):
+                worker.say_hello()
+        assert "a: says hello too often" in caplog.text
+
+
+class Mute:
+    """A client that has answered, and does not repair what it has said."""
+
+    def __init__(self) -> None:
+        self.gate = Event()
+
+    def hear(self, octets: bytes) -> bytes:
+        if isinstance(messages.from_bytes(octets), Repair):
+            self.gate.wait(20.0)
+            return b""
+        vector = torch.randn(DIM, generator=torch.Generator().manual_seed(0))
+        packet = Lattice(bits=4, spread=0.01).encode(vector, torch.Generator(), distance=1.0)
+        return messages.to_bytes(reply_to(octets, packet=wire.to_bytes(packet)))
+
+    def end(self) -> None:
+        self.gate.set()
+
+
+def test_replies_that_wait_for_a_repair_keep_nobody_else_waiting(tmp_path: Path) -> None:
+    """However many there are: 130 of them held every thread of the server once."""
+    algorithm = QuAFL(sampled=5, local_steps=3)
+    with federation(tmp_path, algorithm, Lattice(bits=4), sgd(0.2), replace(PROMPT, clients=200)) as made:
+        made.loop.run(wide())
+        made.serve(ServerState(*problem().initial()))
+        hello = messages.to_bytes(Hello(messages.as_text({"dim": DIM, "buffers": 0, "session": "0a"})))
+        for number in range(130):
+            made.workers[f"mute-{number}"] = Mute()  # type: ignore[assignment]
+            made.to_server(f"mute-{number}", hello)
+        ask(made, torch.zeros(DIM), list(range(130)))
+        wait_for(lambda: sum(isinstance(messages.from_bytes(octets), Repair) for _, octets in made.asked) == 130)
+        made.join("honest", problem())
+        ask(made, torch.zeros(DIM), [130])
+        assert made.fleet.receive(1, 5.0, 0).senders.tolist() == [130]
+        for worker in made.workers.values():
+            worker.end()
+
+
+async def wide() -> None:
+    """The carrier of these tests has a thread for every question under way; real ones have none."""
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(200))
+
+
+def test_a_message_is_repaired_so_often_and_no_more(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with federation(tmp_path, QuAFL(sampled=1), Lattice(bits=4), sgd(0.2)) as made:
+        made.serve(ServerState(*problem().initial()))
+        greedy = made.join("greedy", problem())
+        gate, asked = Event(), Event()
+
+        def silent(octets: bytes) -> bytes:
+            asked.set()
+            gate.wait(10.0)
+            return b""
+
+        greedy.hear = silent  # type: ignore[method-assign,assignment]
+        ask(made, torch.zeros(DIM), [0])
+        assert asked.wait(5.0)
+        sent = messages.from_bytes(made.asked[0][1])
+        assert isinstance(sent, Contact)
+        repair = repair_of(made.asked[0][1], wire.from_bytes(sent.packet))
+        answers = [type(messages.from_bytes(made.to_server("greedy", repair))) for _ in range(12)]
+        gate.set()
+        assert answers == [messages.Refinement] * 8 + [Refused] * 4
+
+
+def test_a_client_that_answers_late_again_and_again_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    algorithm = QuAFL(sampled=2, local_steps=3, wait=0.01, patience=60.0)
+    with federation(tmp_path, algorithm, Lattice(bits=4), sgd(0.2), replace(PROMPT, exclusion=1000.0)) as made:
+        run = made.coordinator(problem(), Plan(rounds=60))
+        for name in ("a", "b", "slow"):
+            made.join(name, problem(), step_seconds=0.001)
+        slow, prompt = made.workers["slow"], made.workers["slow"].hear
+
+        def late(octets: bytes) -> bytes:
+            sleep(1.5)
+            return prompt(octets)
+
+        slow.hear = late  # type: ignore[method-assign,assignment]
+        assert run.run()
+        assert "slow is left out for 1000 s: 3 slow answers" in caplog.text
+        assert [made.fleet.is_left_out(member) for member in made.fleet.members()] == [False, False, True]
+
+
+def test_a_reply_repeated_many_times_has_one_vote_on_what_is_usual() -> None:
+    judge = Judge(QuAFL(sampled=2, local_steps=3), Identity(), far=20.0)
+    server = ServerState(torch.zeros(DIM), torch.empty(0))
+
+    def says(name: str, size: float) -> None:
+        vector = torch.full((DIM,), size / DIM**0.5)
+        judge.read(name, Reply(b"t" * 16, 0, 1, 0.0, nan, packed(vector, Identity())), 0, server, lambda row, r: r)
+
+    for name in ("a", "b", "c"):
+        says(name, 1.0)
+    for _ in range(64):
+        says("liar", 19.0)
+    with pytest.raises(WireError, match="more than 20 times the usual 1"):
+        says("liar", 21.0)
+
+
+def test_octets_that_must_be_zero_are_looked_at() -> None:
+    with pytest.raises(WireError, match="where zeros belong"):
+        messages.from_bytes(b"QFED\x01\x02\x01\0")

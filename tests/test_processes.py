@@ -4,8 +4,6 @@ minutes, and run with `make test-federation`."""
 import json
 import os
 import shutil
-import socket
-import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -40,44 +38,6 @@ def test_four_clients_train_to_the_target_under_mutual_tls(tmp_path: Path) -> No
 
 
 @long
-def test_parties_without_a_certificate_or_from_another_authority_are_refused(tmp_path: Path) -> None:
-    with Parties(tmp_path / "ours") as ours, Parties(tmp_path / "theirs") as theirs:
-        ours.start_server()
-        for name in CLIENTS[:2]:
-            ours.start_client(name)
-        ours.wait_for(lambda: ours.status()["round"] > 3)
-        with pytest.raises((ssl.SSLError, ConnectionResetError)):
-            _tls_handshake(ours, certificate=None)
-        with pytest.raises((ssl.SSLError, ConnectionResetError)):
-            _tls_handshake(ours, certificate=theirs.kits / "clients" / "client-3")
-        assert _tls_handshake(ours, certificate=ours.kits / "clients" / "client-3") == "TLSv1.3"
-        forged = tmp_path / "forged"
-        shutil.copytree(ours.kits / "clients" / "client-3", forged)
-        for part in ("client.key", "client.crt"):
-            shutil.copy(theirs.kits / "clients" / "client-3" / "startup" / part, forged / "startup" / part)
-        ours.start_client("client-3", kit=forged)
-        before = ours.status()["round"]
-        ours.wait_for(lambda: ours.status()["round"] > before + 60)
-        assert "client-3" not in {member["name"] for member in ours.status()["clients"]}
-        assert ours.terminate("server") == 0
-
-
-def _tls_handshake(parties: Parties, certificate: Path | None) -> str | None:
-    """The TLS version that was agreed on; the first octet tells whether the server has taken the certificate."""
-    context = ssl.create_default_context(cafile=str(parties.kits / "clients" / "client-1" / "startup" / "rootCA.pem"))
-    context.set_alpn_protocols(["h2"])
-    if certificate is not None:
-        context.load_cert_chain(certificate / "startup" / "client.crt", certificate / "startup" / "client.key")
-    with (
-        socket.create_connection(("localhost", parties.port), timeout=10) as plain,
-        context.wrap_socket(plain, server_hostname="localhost") as secure,
-    ):
-        if not secure.recv(1):
-            raise ssl.SSLError("the server has hung up")
-        return secure.version()
-
-
-@long
 def test_a_client_joins_in_the_middle_and_a_revoked_one_is_shut_out(tmp_path: Path) -> None:
     quafl = [sys.executable, "-m", "quafl.cli", "federation"]
     with Parties(tmp_path) as parties:
@@ -96,7 +56,7 @@ def test_a_client_joins_in_the_middle_and_a_revoked_one_is_shut_out(tmp_path: Pa
         parties.wait_for(lambda: "client-2" not in parties.there())
         before = parties.contacts("client-2")
         assert parties.running["client-2"].wait(60.0) == 1
-        assert "was it revoked?" in parties.log("client-2")
+        assert "the certificate of client-2 was revoked" in parties.log("client-2")
         parties.start_client("client-2")  # trying again does not help
         round = parties.status()["round"]
         parties.wait_for(lambda: parties.status()["round"] > round + 60)
@@ -235,143 +195,13 @@ def slow_link() -> Iterator[tuple[list[str], list[str], str]]:
 
 
 @long
-def test_a_client_with_bad_intentions_gets_nowhere(tmp_path: Path) -> None:
-    with Parties(tmp_path, clients={"start_with": 2, "largest_message_mb": 10.0}) as parties:
-        parties.start_server()
-        for name in CLIENTS[:2]:
-            parties.start_client(name)
-        parties.wait_for(lambda: parties.status()["round"] > 3)
-        answers = try_as("client-4", parties)
-        assert answers.pop("hello with another model") == "Refused"
-        assert answers.pop("nonsense") == "Refused"
-        assert len(answers) == 5
-        assert all(answer.startswith("cannot be reached") for answer in answers.values()), answers
-        assert "(ok)" not in answers["more than the limit in one frame"]
-        assert "a message from client-4 as client-4 to client-1 was refused: it must not do that" in parties.log(
-            "server"
-        )
-        assert "bound to origin client-4, not message origin client-1" in parties.log("server")  # the engine's words
-        assert "dropped" not in parties.log("client-1")
-        parts = try_as("client-4.part", parties)  # the certificate is good for it, as far as the engine goes
-        assert not {"Welcome", "Refused"} & set(parts.values()), parts
-        before = parties.status()["round"]
-        parties.wait_for(lambda: parties.status()["round"] > before + 20)
-        assert parties.terminate("server") == 0
-
-
-def try_as(name: str, parties: Parties) -> dict[str, str]:
-    command = [
-        sys.executable,
-        str(Path(__file__).parent / "rogue.py"),
-        str(parties.kits / "clients" / "client-4"),
-        name,
-    ]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    except subprocess.TimeoutExpired:
-        return {"everything": "never let in"}
-    assert "ANSWERS" in done.stdout or "does not let this party in" in done.stderr, done.stdout + done.stderr
-    answers: dict[str, str] = json.loads((done.stdout.partition("ANSWERS")[2] or "{}").splitlines()[0])
-    return answers
-
-
-@long
 def test_a_client_that_finds_no_server_waits_for_it_and_can_be_stopped(tmp_path: Path) -> None:
     with Parties(tmp_path) as parties:
         for name in CLIENTS[:3]:
             parties.start_client(name)
-        parties.wait_for(lambda: "is dialling the server" in parties.log("client-3"))
-        assert parties.terminate("client-3") == 143
+        parties.wait_for(lambda: "trying again" in parties.log("client-3"))
+        assert parties.terminate("client-3") == 0
         parties.start_server()
         parties.wait_for(lambda: parties.status()["round"] > 3)
         assert parties.there() == {"client-1", "client-2"}
         assert parties.terminate("server") == 0
-
-
-@long
-def test_no_role_may_submit_jobs_bring_code_or_use_the_shell(tmp_path: Path) -> None:
-    with Parties(tmp_path) as parties:
-        admins = make_admins(parties.kits, tmp_path / "admins")
-        parties.start_server()
-        for name in CLIENTS[:2]:
-            parties.start_client(name)
-        parties.wait_for(lambda: parties.status()["round"] > 3)
-        job = make_job(tmp_path / "job")
-        for name, kit in admins.items():
-            results = try_everything(name, kit, job)
-            assert len(results) == 9
-            allowed = {what: said for what, said in results.items() if "not authorized" not in said}
-            assert allowed == {}, name
-        assert parties.terminate("server") == 0
-
-
-@long
-def test_code_of_ones_own_is_refused_even_where_jobs_are_not(tmp_path: Path) -> None:
-    with Parties(tmp_path) as parties:
-        rights = parties.kits / "server" / "local" / "authorization.json"
-        policy = json.loads(rights.read_text())
-        policy["permissions"]["project_admin"]["submit_job"] = "any"
-        rights.write_text(json.dumps(policy))
-        (name, kit), *_ = make_admins(parties.kits, tmp_path / "admins").items()
-        parties.start_server()
-        parties.start_client("client-1")
-        parties.wait_for(lambda: "client-1" in parties.there())
-        try_everything(name, kit, make_job(tmp_path / "job"))
-        parties.wait_for(lambda: "BYOC not permitted" in parties.log("server"))
-
-
-def try_everything(name: str, kit: Path, job: Path) -> dict[str, str]:
-    script = Path(__file__).parent / "admin.py"
-    command = [sys.executable, str(script), name, str(kit), str(job)]
-    tried = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert "TRIED" in tried.stdout, tried.stdout + tried.stderr
-    results: dict[str, str] = json.loads(tried.stdout.partition("TRIED")[2].splitlines()[0])
-    return results
-
-
-def make_admins(federation: Path, scratch: Path) -> dict[str, Path]:
-    """Start-up kits of administrators, a role each, which whoever has the authority's key can make."""
-    from nvflare.lighter.impl.cert import CertBuilder
-    from nvflare.lighter.impl.static_file import StaticFileBuilder
-    from nvflare.lighter.impl.workspace import WorkspaceBuilder
-    from nvflare.lighter.provision import prepare_project
-    from nvflare.lighter.provisioner import Provisioner
-
-    description = json.loads((federation / "authority" / "federation.json").read_text())
-    roles = ("project_admin", "org_admin", "lead", "member")
-    people = [
-        {"name": f"{role.replace('_', '')}@example.org", "type": "admin", "org": "quafl", "role": role}
-        for role in roles
-    ]
-    server = {
-        "name": "server",
-        "type": "server",
-        "org": "quafl",
-        "host_names": ["localhost"],
-        "default_host": "localhost",
-        "fed_learn_port": description["port"],
-    }
-    shutil.copytree(federation / "authority" / "state", scratch / "quafl" / "state")
-    builders = [
-        WorkspaceBuilder(),
-        StaticFileBuilder(config_folder="config", scheme="grpc"),
-        CertBuilder(root_valid_days=description["valid_days"]),
-    ]
-    project = {"api_version": 3, "name": "quafl", "description": "", "participants": [server, *people]}
-    names = [str(person["name"]) for person in people]
-    Provisioner(str(scratch), builders).provision(prepare_project(project))
-    return {name: scratch / "quafl" / "prod_00" / name for name in names}
-
-
-def make_job(folder: Path) -> Path:
-    """A job for the engine, with code of its own."""
-    (folder / "app" / "config").mkdir(parents=True)
-    (folder / "app" / "custom").mkdir()
-    (folder / "app" / "custom" / "mine.py").write_text("print('pwned')\n")
-    (folder / "meta.json").write_text(
-        json.dumps({"name": "job", "min_clients": 1, "resource_spec": {}, "deploy_map": {"app": ["@ALL"]}})
-    )
-    part = {"format_version": 2, "workflows": [], "executors": [], "components": []}
-    for side in ("server", "client"):
-        (folder / "app" / "config" / f"config_fed_{side}.json").write_text(json.dumps(part))
-    return folder

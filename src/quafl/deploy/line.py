@@ -5,7 +5,7 @@ import asyncio
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from time import monotonic
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from quafl.core.seams import WireError
 from quafl.deploy.carrier import Octets, Unreachable
@@ -68,16 +68,18 @@ class Line:
             raise Unreachable("does not answer what it was asked before")
         self._asked += 1
         number = self._asked
-        self._awaited[number] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Octets] = asyncio.get_running_loop().create_future()
+        self._awaited[number] = answer
         try:
             async with asyncio.timeout(within):
                 await self._send(ASK, number, octets)
-                return await self._awaited[number]
+                return await answer
         except TimeoutError as error:
             raise Unreachable(f"did not answer within {within:.3g} s") from error
         finally:
             del self._awaited[number]
             self._coming.pop((ANSWER, number), None)
+            _settle(answer)
 
     async def read(self, frames: AsyncIterator[bytes]) -> None:
         """Take frames until there are no more; a WireError if the peer breaks the rules."""
@@ -163,18 +165,23 @@ class Line:
         """One after another, to the end: a frame that has been begun cannot be taken back."""
 
         async def write() -> None:
-            async with self._writing:
-                await self._write_frame(frame)
+            try:
+                async with self._writing:
+                    await self._write_frame(frame)
+            except Exception as error:  # a stream that has ended raises this and that
+                raise Unreachable("has hung up") from error
 
         await asyncio.shield(self._hold(write()))
 
     def _hold(self, work: "Awaitable[None]") -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
-        task.add_done_callback(self._forget)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(_settle)
         return task
 
-    def _forget(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # whoever reads the stream learns of it, too
+
+def _settle(future: "asyncio.Future[Any]") -> None:
+    """Whatever came of it, nobody else has to look at it."""
+    if future.done() and not future.cancelled():
+        future.exception()
