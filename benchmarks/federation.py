@@ -509,61 +509,72 @@ def crowd() -> dict[str, Any]:
     return found
 
 
+HEADING = (
+    *("message", "", "octets, bare", "octets, ours", "ratio", "(cells)"),
+    *("contact, bare", "contact, ours", "ratio", "(cells)", "carrier's CPU", "(cells)"),
+)
 PAGE = """# The real federation, measured
 
-Loopback, mutual TLS, a process for each party. Both carriers are measured in turns in one run: NVIDIA FLARE (the
-engine), and a bare grpcio stream with the same kind of certificates. `make bench-federation` runs all parts; each one
-here was made by the command beside it. Raw numbers: [federation.json](federation.json).
+Loopback, mutual TLS, a process for each party. Our carrier and a bare grpcio stream with the same kind of
+certificates, which does nothing but carry octets, are measured in turns in one run. `make bench-federation` runs
+all parts; each one here was made by the command beside it. Beside them are the figures of NVIDIA FLARE's cells,
+which carried the messages before, as they were measured on 2026-11-15 in the same way: compare ratios, not
+milliseconds. Raw numbers: [federation.json](federation.json).
 
 {made}
 
 ## Latency
 
 *Octets*: so many sent to a client and back, by the carrier alone. *Contact*: the whole of it, with one client: the
-server encodes, the client freezes its state, decodes, encodes its answer and adopts, the server checks, journals and
-decodes. At 32 bits a model has a parameter for every 4 octets, at 4 bits eight times as many, and the codec computes
-with all of them. Busy trainers take local steps all the time, on the same two cores. Milliseconds, p50 / p95.
+server encodes, the client freezes its state, decodes, encodes its answer and adopts, the server checks, journals
+and decodes. At 32 bits a model has a parameter for every 4 octets, at 4 bits eight times as many, and the codec
+computes with all of them. Busy trainers take local steps all the time, on the same two cores. Milliseconds, p50 /
+p95; ratios are of p50s, to the bare stream's.
 
-| message | | octets, bare | octets, engine | ratio | contact, bare | contact, engine | ratio | engine's CPU |
-|---|---|---|---|---|---|---|---|---|
+{heading}
 {latency}
 
-Ratios are of p50s; the aim, with idle trainers, is at most 3. The engine's CPU is that of the octets over that of the
-contact, of server and client together. Beside the bare stream that carries the octets and does nothing else with them,
-a whole contact over the engine takes, with idle trainers,
-{whole} times as long.
+The aim is a ratio of at most 1.3 for a contact with idle trainers. The carrier's CPU is that of the octets over
+that of the contact, of server and client together.
 
 ## Rounds
 
-QuAFL, 4 bits, MNIST's network (13 kB a message), s = 4, K = 5, a step every 50 ms, no waiting between rounds: as fast
-as it goes on two cores that all processes share.
+QuAFL, 4 bits, MNIST's network (13 kB a message), s = 4, K = 5, a step every 50 ms, no waiting between rounds: as
+fast as it goes on two cores that all processes share.
 
-| clients | rounds a minute | contacts a second | CPU of a contact, both ends | lost |
-|---|---|---|---|---|
+| clients | rounds a minute | (cells) | contacts a second | CPU of a contact, both ends | (cells) | lost |
+|---|---|---|---|---|---|---|
 {rounds}
+
+## Many clients
+
+Simulated clients (no training: each sends what an honest one could) in four processes, one connection with a
+certificate of its own each; contacts with one of them at a time, 13 kB each way. Before, {few} was the most: a
+thread a client.
+
+| connected | contact, p50 / p95 | server's memory | server's threads |
+|---|---|---|---|
+{crowd}
 
 ## Memory
 
 How much a process grows, at most, during a contact with a model of 100 MB (25 million parameters), over the model's
-size; the engine's buffers included; the largest of four contacts. The aim is at most 2. At 32 bits the message
+size; the carrier's buffers included; the largest of four contacts. The aim is at most 2. At 32 bits the message
 itself is as large as the model, and the server has one of each direction at a time. A busy client's training takes
 memory of its own at the same time.
 
-| | server | client |
-|---|---|---|
+| | server | (cells) | client | (cells) |
+|---|---|---|---|---|
 {memory}
 """
 
 
 def page(record: dict[str, Any]) -> str:
-    latencies, rates, memories = (record[part]["measured"] for part in PARTS)
+    latencies, rates, memories, crowds = (record[part]["measured"] for part in PARTS)
+    before = {part: made["measured"] for part, made in record["cells"].items()}
     return PAGE.format(
-        whole=", ".join(
-            f"{found['ours contact']['p50'] / found['bare echo']['p50']:.1f} ({size}, {kind.removesuffix(', idle')})"
-            for size, kinds in latencies.items()
-            for kind, found in kinds.items()
-            if kind.endswith("idle")
-        ),
+        few=100,
+        heading=_row(*HEADING) + "\n" + _row(*("---" for _ in HEADING)),
         made="\n".join(f"- {part}: {_made(record[part])}" for part in PARTS),
         latency="\n".join(
             _row(
@@ -571,11 +582,14 @@ def page(record: dict[str, Any]) -> str:
                 kind,
                 _pair(found["bare echo"]),
                 _pair(found["ours echo"]),
-                f"{found['octets_ratio']:.2f}",
+                f"**{found['octets_ratio']:.2f}**",
+                f"{before['latency'][size][kind]['octets_ratio']:.2f}",
                 _pair(found["bare contact"]),
                 _pair(found["ours contact"]),
-                f"{found['contact_ratio']:.2f}",
+                f"**{found['contact_ratio']:.2f}**",
+                f"{before['latency'][size][kind]['contact_ratio']:.2f}",
                 f"{found['cpu_share']:.0%}",
+                f"{before['latency'][size][kind]['engine_cpu_share']:.0%}",
             )
             for size, kinds in latencies.items()
             for kind, found in kinds.items()
@@ -584,14 +598,31 @@ def page(record: dict[str, Any]) -> str:
             _row(
                 clients,
                 f"{found['rounds_per_minute']:,.0f}",
+                f"{before['rounds'][clients]['rounds_per_minute']:,.0f}",
                 f"{found['contacts_per_second']:.0f}",
                 f"{found['cpu_ms_per_contact']:.1f} ms",
+                f"{before['rounds'][clients]['cpu_ms_per_contact']:.1f} ms",
                 str(found["lost"]),
             )
             for clients, found in rates.items()
         ),
+        crowd="\n".join(
+            _row(
+                f"{found['connected']:,}",
+                f"{_pair(found['contact'])} ms",
+                f"{found['memory_mb']:.0f} MB",
+                str(found["threads"]),
+            )
+            for found in crowds.values()
+        ),
         memory="\n".join(
-            _row(kind, f"{found['server_ratio']:.2f}", f"{found['client_ratio']:.2f}")
+            _row(
+                kind,
+                f"{found['server_ratio']:.2f}",
+                f"{before['memory'][kind]['server_ratio']:.2f}",
+                f"{found['client_ratio']:.2f}",
+                f"{before['memory'][kind]['client_ratio']:.2f}",
+            )
             for kind, found in memories.items()
         ),
     )

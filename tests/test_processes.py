@@ -158,7 +158,7 @@ from quafl.tasks.models import MNIST, mlp
 
 
 def mnist_of(name):
-    data, model = mnist(), mlp(784, 32, 10, seed=0, pixels=MNIST)
+    data, model = mnist(), mlp(784, 32, 10, seed=0, pixels=MNIST())
     if name == "server":
         return Local(model, data.test)
     return Local(model, partition.iid(data.train, 4)[int(name[-1]) - 1], batch_size=128)

@@ -134,7 +134,7 @@ def test_curves_lay_their_sections_over_the_common_ones_and_overrides_over_all(t
 def test_complete_settings_name_every_key() -> None:
     written = tomllib.loads(load("demo")[0].to_toml())
     assert {"sampled", "local_steps", "lr", "weighted", "server_averaging", "wait"} <= set(written["algorithm"])
-    assert set(written) == {"label", "task", "clients", "algorithm", "codec", "run"}
+    assert set(written) == {"label", "task", "clients", "algorithm", "codec", "run", "defence"}
 
 
 def test_the_demo_is_the_setting_it_says_it_is() -> None:

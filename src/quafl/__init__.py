@@ -1,7 +1,7 @@
 """QuAFL: quantized asynchronous federated learning, simulated and for real."""
 
 from quafl.codec import QSGD, Identity, Lattice
-from quafl.core import FedAvg, FedBuff, FedNova, QuAFL, adam, cosine, linear, momentum, sgd
+from quafl.core import Defence, FedAvg, FedBuff, FedNova, QuAFL, adam, cosine, linear, momentum, sgd
 from quafl.sim import Absence, Change, Plan, Result, Simulation, World, simulate
 from quafl.tasks.local import Local
 from quafl.version import __version__
@@ -10,6 +10,7 @@ __all__ = [
     "QSGD",
     "Absence",
     "Change",
+    "Defence",
     "FedAvg",
     "FedBuff",
     "FedNova",

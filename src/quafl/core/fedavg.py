@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from quafl.core.client import rebase
+from quafl.core.defence import Defence
 from quafl.core.randomness import Generators
 from quafl.core.seams import Buffers, ClientState, Clock, Codecs, Counts, Fleet, Model, Note, ServerState
 from quafl.core.server import Exchange, check_settings, synchronous
@@ -25,6 +26,7 @@ class FedAvg:
     sampled: int = 5
     local_steps: int = 5
     patience: float = inf  # how long the server waits for answers
+    defence: Defence = Defence()  # noqa: RUF009  # immutable
 
     answers: ClassVar[Literal["at once", "when done"]] = "when done"
     wait: ClassVar[float] = 0.0
@@ -41,7 +43,9 @@ class FedAvg:
         self, state: ServerState, fleet: Fleet, codecs: Codecs, clock: Clock, rng: Generators
     ) -> Iterator[ServerState]:
         """w_0, w_1, …: one state a round, from the one given on."""
-        return synchronous(state, fleet, codecs, rng, _mean, sampled=self.sampled, patience=self.patience)
+        return synchronous(
+            state, fleet, codecs, rng, _mean, sampled=self.sampled, patience=self.patience, defence=self.defence
+        )
 
     def report(self, client: ClientState, note: Note) -> Model:
         """w^k after the local steps."""
@@ -54,4 +58,4 @@ class FedAvg:
 
 def _mean(mine: Model, back: Exchange) -> Model:
     """w_{t+1} = Σ w^k/m over the m clients that answered."""
-    return back.decoded.mean(dim=0)
+    return back.heard.vectors.mean(dim=0)

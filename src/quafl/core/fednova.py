@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from quafl.core.client import rebase
+from quafl.core.defence import Defence
 from quafl.core.randomness import Generators
-from quafl.core.seams import Buffers, ClientState, Clock, Codecs, Counts, Fleet, Model, Note, ServerState
+from quafl.core.seams import Answer, Buffers, ClientState, Clock, Codecs, Counts, Fleet, Model, Note, ServerState
 from quafl.core.server import Exchange, check_settings, synchronous
 
 
@@ -26,6 +27,7 @@ class FedNova:
     sampled: int = 5
     local_steps: int = 5
     patience: float = inf  # how long the server waits for answers
+    defence: Defence = Defence()  # noqa: RUF009  # immutable
 
     answers: ClassVar[Literal["at once", "when done"]] = "when done"
     wait: ClassVar[float] = 0.0
@@ -42,7 +44,17 @@ class FedNova:
         self, state: ServerState, fleet: Fleet, codecs: Codecs, clock: Clock, rng: Generators
     ) -> Iterator[ServerState]:
         """x^(0,0), x^(1,0), …: one state a round, from the one given on."""
-        return synchronous(state, fleet, codecs, rng, _normalised_mean, sampled=self.sampled, patience=self.patience)
+        return synchronous(
+            state,
+            fleet,
+            codecs,
+            rng,
+            _normalised_mean,
+            sampled=self.sampled,
+            patience=self.patience,
+            defence=self.defence,
+            unit=_steps,
+        )
 
     def report(self, client: ClientState, note: Note) -> Model:
         """x_i^(t,τ_i) after the local steps."""
@@ -56,6 +68,11 @@ class FedNova:
 def _normalised_mean(mine: Model, back: Exchange) -> Model:
     """x^(t+1,0) = x^(t,0) − τ_eff Σ p_i η d_i with η d_i = (x^(t,0) − x_i^(t,τ_i))/τ_i, τ_eff = Σ p_i τ_i and p_i = 1/m
     (equations 5 and 7, with ‖a_i‖₁ = τ_i, which is local SGD's)."""
-    steps = back.replies.answer.steps.unsqueeze(-1).to(mine.device)
-    directions = (mine - back.decoded) / steps
+    steps = _steps(back.replies.answer).to(mine.device)
+    directions = (mine - back.heard.vectors) / steps
     return mine - steps.float().mean() * directions.mean(dim=0)
+
+
+def _steps(answer: Answer) -> Tensor:
+    """τ_i, a column; one at least, whatever somebody says."""
+    return answer.steps.clamp(min=1).unsqueeze(-1).to(answer.packet.exact.device)

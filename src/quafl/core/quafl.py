@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from quafl.core.client import SETTLED, rebase
+from quafl.core.defence import Defence
 from quafl.core.randomness import Generators
 from quafl.core.rows import lengthened, piecewise
 from quafl.core.seams import Buffers, ClientState, Clock, Codecs, Counts, Fleet, Model, Note, ServerState
@@ -37,6 +38,7 @@ class QuAFL:
     wait: float = 0.0
     patience: float = inf  # how long the server waits for answers
     slowest_floor: float = 0.1  # H_min is never taken for less: a client that makes no steps must not stop the others
+    defence: Defence = Defence()  # noqa: RUF009  # immutable
 
     answers: ClassVar[Literal["at once", "when done"]] = "at once"
     compressed: ClassVar[Literal["both ways", "uplink"]] = "both ways"
@@ -63,15 +65,15 @@ class QuAFL:
         while True:  # server, line 1
             clock.sleep(self.wait)
             note = Note(round=state.round, sampled=self.sampled, slowest=self._slowest(speeds, fleet))
-            replies, decoded = exchange(state, fleet, codecs, rng, note, self.patience)  # lines 2-6
-            model = self._merge(state.model, decoded)  # line 8
+            replies, heard, votes = exchange(state, fleet, codecs, rng, note, self.patience, self.defence)  # lines 2-6
+            model = self._merge(state.model, heard.vectors)  # line 8
             speeds = speeds.index_copy(0, replies.senders, replies.answer.speed)
             state = ServerState(
                 model=model,
-                buffers=self._merge(state.buffers, replies.answer.packet.exact),
+                buffers=self._merge(state.buffers, heard.statistics),
                 round=state.round + 1,
-                distance=expected_distance(state, replies, model),
-                extra={"speeds": speeds},
+                distance=expected_distance(state, heard, model),
+                extra={"speeds": speeds, **votes},
             )
             yield state
 
@@ -91,10 +93,10 @@ class QuAFL:
         return piecewise(merged, mine, theirs)
 
     def _slowest(self, speeds: Tensor, fleet: Fleet) -> float:
-        """H_min, the smallest speed that the clients present have told; infinite while nobody has."""
+        """H_min, the smallest speed that the clients present have told, or nearly; infinite while nobody has."""
         told = speeds[fleet.available()]
         told = told[~told.isnan()]
-        return max(self.slowest_floor, float(told.min())) if len(told) else inf
+        return max(self.slowest_floor, self.defence.slowest(told)) if len(told) else inf
 
     # At the client
 

@@ -1,22 +1,24 @@
 """The server's part that algorithms share: one exchange with a sample of the clients, and rounds that wait for it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from math import inf
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from quafl.core.defence import Defence, Heard
 from quafl.core.randomness import Generators
 from quafl.core.rows import distance
-from quafl.core.seams import Codecs, Fleet, Ids, Model, Note, Replies, ServerState
+from quafl.core.seams import Answer, Codecs, Fleet, Ids, Model, Note, Replies, ServerState
 
 
 class Exchange(NamedTuple):
-    """What came back."""
+    """What came back, within the bounds of the defence."""
 
     replies: Replies
-    decoded: Model  # Q(Y^i), a row per reply
+    heard: Heard  # of the replies; the vectors are Q(Y^i)
+    votes: Mapping[str, Tensor]  # of the defence, for the next state
 
 
 def check_settings(sampled: int, local_steps: int, patience: float) -> None:
@@ -40,22 +42,32 @@ def tell(state: ServerState, to: Ids, fleet: Fleet, codecs: Codecs, rng: Generat
 
 
 def exchange(
-    state: ServerState, fleet: Fleet, codecs: Codecs, rng: Generators, note: Note, patience: float
+    state: ServerState,
+    fleet: Fleet,
+    codecs: Codecs,
+    rng: Generators,
+    note: Note,
+    patience: float,
+    defence: Defence,
+    unit: Callable[[Answer], Tensor | float] = lambda answer: 1.0,
 ) -> Exchange:
-    """One contact with `note.sampled` clients (Algorithm 1, server, lines 2-6)."""
-    chosen = sample(fleet.available(), note.sampled, rng["sampling"])  # line 2
+    """One contact with `note.sampled` clients (Algorithm 1, server, lines 2-6). `unit` is what the algorithm divides a
+    client's displacement by."""
+    available = fleet.available()
+    chosen = sample(available, note.sampled, rng["sampling"])  # line 2
     tell(state, chosen, fleet, codecs, rng, note)  # lines 3-4
     replies = fleet.receive(len(chosen), within=patience, since=note.round)  # line 5
     decoded = codecs.up.decode(replies.answer.packet, key=state.model, refine=replies.refine)  # line 6
-    return Exchange(replies, decoded)
+    heard = Heard(replies.senders, decoded, replies.answer.packet.exact, replies.answer.distance)
+    return Exchange(replies, *defence.hold(state, heard, state.model, there=len(available), unit=unit(replies.answer)))
 
 
-def expected_distance(state: ServerState, replies: Replies, model: Model) -> float:
+def expected_distance(state: ServerState, heard: Heard, model: Model) -> float:
     """‖X_{t+1} − X^i‖ to be expected at the next contact: what this round's clients measured, and the way that the
     server has gone since, at right angles. It is what the next downlink's lattice side is made from."""
-    if len(replies.senders) == 0:
+    if len(heard.senders) == 0:
         return state.distance
-    measured = replies.answer.distance.square().mean()
+    measured = heard.distances.square().mean()
     return float((measured + distance(model, state.model).square()).sqrt())
 
 
@@ -68,18 +80,21 @@ def synchronous(
     *,
     sampled: int,
     patience: float,
+    defence: Defence,
+    unit: Callable[[Answer], Tensor | float] = lambda answer: 1.0,
 ) -> Iterator[ServerState]:
     """Rounds that wait for their clients: one exchange, then `merge` makes w_{t+1} of w_t and what came back; w_t stays
     if nobody answered. Buffers are averaged."""
     while True:
         note = Note(round=state.round, sampled=sampled, slowest=inf)
-        back = exchange(state, fleet, codecs, rng, note, patience)
-        model = merge(state.model, back) if len(back.decoded) else state.model
+        back = exchange(state, fleet, codecs, rng, note, patience, defence, unit)
+        model = merge(state.model, back) if len(back.heard.senders) else state.model
         state = ServerState(
             model=model,
-            buffers=mean_or(state.buffers, back.replies.answer.packet.exact),
+            buffers=mean_or(state.buffers, back.heard.statistics),
             round=state.round + 1,
-            distance=expected_distance(state, back.replies, model),
+            distance=expected_distance(state, back.heard, model),
+            extra=back.votes,
         )
         yield state
 

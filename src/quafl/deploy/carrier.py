@@ -13,6 +13,8 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 Octets: TypeAlias = bytes | bytearray | memoryview
 T = TypeVar("T")
 
+SERVER = "server"  # the server's name; the clients have others
+
 
 class Unreachable(Exception):
     """The other end did not answer."""

@@ -109,7 +109,8 @@ class FlareServer(Controller, ABC):
     def _left(self, name: str, task: Task, fl_ctx: FLContext) -> None:
         """A client's task is done, or will never be."""
         codes = [made.result.get_return_code() for made in task.client_tasks if made.result is not None]
-        _log.info("%s has ended its task: %s", name, ", ".join(codes) or task.completion_status)
+        level = logging.INFO if codes == [ReturnCode.OK] else logging.WARNING
+        _log.log(level, "%s has ended its task: %s", name, ", ".join(codes) or task.completion_status)
         self._service.gone(name)
         self._there.discard(name)
         if not self._there:
@@ -150,9 +151,9 @@ class FlareClient(Executor, ABC):
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         """The run, from its beginning to its end."""
-        if task_name != TASK or not isinstance(shareable.get(SECRET), str):
+        if task_name != TASK:
             return make_reply(ReturnCode.TASK_UNKNOWN)
-        self._secret = shareable[SECRET]
+        self._secret = str(shareable.get(SECRET, ""))
         with _heeding(abort_signal, self.stop):
             well = self.take_part(fl_ctx.get_identity_name(), _folder(fl_ctx))
         return make_reply(ReturnCode.OK if well else ReturnCode.EXECUTION_EXCEPTION)

@@ -442,7 +442,7 @@ class NetworkFleet:
         try:
             await exchange
         except (Unreachable, TimeoutError) as error:
-            _log.warning("%s %s", member.name, error or "did not answer in time")
+            _log.warning("%s %s", member.name, str(error) or "did not answer in time")
             self._miss(member, ticket)
             self._count_fault(member)
         except (WireError, DecodeError) as error:

@@ -23,10 +23,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from quafl.deploy.carrier import SERVER
 from quafl.record.files import alone
 
 FORMAT = 2  # of kits and of the authority's record; the first was NVIDIA FLARE's
-SERVER, AUTHORITY, CLIENTS = "server", "authority", "clients"
+AUTHORITY, CLIENTS = "authority", "clients"
 FEDERATION, REVOKED, KIT = "federation.json", "revoked.json", "kit.json"
 KEY, CERTIFICATE, ROOT = "key.pem", "certificate.pem", "authority.pem"
 SKEW = timedelta(minutes=5)  # by which clocks may differ: certificates begin that long before they are made

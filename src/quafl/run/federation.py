@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib import resources
 from math import isnan
 from pathlib import Path
@@ -16,27 +16,18 @@ from socket import socket
 from threading import Event, Thread
 from time import time
 from typing import Any, TypeAlias
-from uuid import uuid4
-
-import safetensors.torch
 
 from quafl.core.randomness import derive
-from quafl.core.seams import ServerState, WireError
 from quafl.deploy import logs, provision
-from quafl.deploy.carrier import Loop, Unadmitted, Unreachable
-from quafl.deploy.clock import WallClock
-from quafl.deploy.coordinator import Coordinator, Diverged
-from quafl.deploy.fleet import NetworkFleet
-from quafl.deploy.journal import Journal
+from quafl.deploy.carrier import SERVER, Loop
+from quafl.deploy.coordinator import Diverged
 from quafl.deploy.messages import HELLO_SECONDS
-from quafl.deploy.provision import SERVER, Kit
+from quafl.deploy.provision import Kit
 from quafl.deploy.streams import GrpcClient, GrpcServer, largest_message
-from quafl.deploy.worker import Rejected, Worker
-from quafl.record.checkpoints import Checkpoints
+from quafl.deploy.worker import Worker
 from quafl.record.files import alone, write_atomically
-from quafl.record.rows import Row, write_rows
-from quafl.run.folders import ROWS, SETTINGS, VERSIONS, RunError
-from quafl.run.versions import versions
+from quafl.run.folders import RunError
+from quafl.run.parties import ServerRun, take_part
 from quafl.settings import FederationSettings, agree
 from quafl.tasks import local
 from quafl.tasks.demo import CLIENTS
@@ -49,7 +40,6 @@ STALE_SECONDS = 10.0  # after which nobody is taken to be writing them
 DEMO_STEPS = (0.01, 0.01, 0.04, 0.08)  # seconds that a local step takes each of the demo's clients
 LINGER_SECONDS = 1.5 * HELLO_SECONDS
 EXIT_SECONDS = 20.0  # that the demo waits for its clients to end
-REDIAL_SECONDS = 0.5  # between two tries to reach a server that is not there
 
 Status: TypeAlias = dict[str, Any]  # what 'quafl federation status' and the live table show
 
@@ -68,47 +58,14 @@ class ServerProcess:
     ) -> None:
         self.stop = Event()
         self._kit, self._settings, self._out, self._on_status, self._on_end = kit, settings, out, on_status, on_end
-        self._task = local.make(settings.task.make, SERVER, settings.run.seed)
-        checkpoints = Checkpoints(out / "checkpoints")
-        kept = checkpoints.newest()
-        run = uuid4().hex if kept is None else str(kept["made_with"]["run"])
-        terms, start = settings.terms(), ServerState(*self._task.initial())
-        self._loop = Loop("carrier")
-        self._carrier = GrpcServer(self._loop, kit, passphrase)
-        self._fleet = NetworkFleet(
-            self._carrier,
-            self._loop,
-            terms.algorithm,
-            terms.codecs,
-            start,
-            Journal(out / "journal.bin"),
-            settings.welcome(run),
-            self.stop,
-            settings.clients.build(),
-        )
-        self._largest = largest_message(len(start.model), len(start.buffers))
-        self._coordinator = Coordinator(
-            self._task,
-            terms.algorithm,
-            terms.codecs,
-            settings.run.build(),
-            self._fleet,
-            WallClock(self.stop),
-            checkpoints,
-            {"run": run, "algorithm": settings.algorithm.name},
-            self._record,
-        )
-        if kept is not None:
-            self._check_same(kept, start)
-            self._coordinator.restore(kept)
-        with write_atomically(out / SETTINGS) as stream:
-            stream.write(settings.to_toml())
-        with write_atomically(out / VERSIONS) as stream:
-            json.dump(versions(), stream, indent=2)
+        loop = Loop("carrier")
+        self._carrier = GrpcServer(loop, kit, passphrase)
+        self._run = ServerRun(self._carrier, loop, settings, out, self.stop)
 
     def serve(self) -> int:
         """Until the end; gives the exit code."""
-        self._carrier.start(self._fleet, largest=self._largest)
+        start = self._run.start
+        self._carrier.start(self._run.fleet, largest=largest_message(len(start.model), len(start.buffers)))
         (self._kit.path / WHERE).write_text(str(self._out), encoding="utf-8")
         _stop_when_asked(self.stop)
         start_with = self._settings.clients.start_with
@@ -117,7 +74,7 @@ class ServerProcess:
         watcher = Thread(target=self._watch, args=(over,), name="status", daemon=True)
         watcher.start()
         try:
-            ended = self._coordinator.run()
+            ended = self._run.run()
         except Diverged as error:
             _log.error("training diverged: %s", error)
             return 1
@@ -125,42 +82,13 @@ class ServerProcess:
             over.set()
             watcher.join()
             self._tell(running=False)
-        self._keep_models()
         if ended:
             self._on_end()
             self.stop.wait(LINGER_SECONDS)  # whoever was not reached hears it when saying hello
         else:
-            _log.info("stopped in round %d; start again to go on", self._coordinator.server.round)
+            _log.info("stopped in round %d; start again to go on", self._run.coordinator.server.round)
         self._carrier.stop()
         return 0
-
-    def _check_same(self, kept: dict[str, Any], start: ServerState) -> None:
-        before, now = kept["made_with"]["algorithm"], self._settings.algorithm.name
-        if before != now:
-            raise RunError(
-                f"{self._out} holds a run of {before}, not of {now}; choose another --out, or go on with that"
-            )
-        if len(kept["server"]["model"]) != len(start.model):
-            raise RunError(
-                f"{self._out} holds a run of a model with {len(kept['server']['model'])} parameters, this one has "
-                f"{len(start.model)}; choose another --out, or go on with that"
-            )
-
-    def _record(self, row: Row) -> None:
-        try:
-            write_rows(self._out / ROWS, self._coordinator.rows)
-        except OSError as error:
-            _log.error("the rows could not be written: %s", error)
-        score = ", ".join(f"{name} {row[name]:.3f}" for name in ("accuracy", "loss") if name in row)
-        sent = (row["bytes_up"] + row["bytes_down"]) / 1e6
-        _log.info("round %d, %.0f s: %s, %.2f MB", row["round"], row["time"], score or "no test data", sent)
-
-    def _keep_models(self) -> None:
-        coordinator = self._coordinator
-        for which, state in ("last", coordinator.server), ("best", coordinator.best):
-            path = self._out / f"model-seed{self._settings.run.seed}-{which}.safetensors"
-            with write_atomically(path, "wb") as stream:
-                stream.write(safetensors.torch.save(self._task.export(state.model, state.buffers)))
 
     def _watch(self, over: Event) -> None:
         while not over.wait(STATUS_SECONDS):
@@ -176,7 +104,8 @@ class ServerProcess:
             _log.error("the status could not be written: %s", error)
 
     def _status(self, running: bool) -> Status:
-        coordinator, totals = self._coordinator, self._fleet.totals
+        coordinator, fleet = self._run.coordinator, self._run.fleet
+        totals = fleet.totals
         return {
             "running": running,
             "at": time(),
@@ -190,14 +119,14 @@ class ServerProcess:
             "clients": [
                 {
                     "name": member.name,
-                    "there": self._fleet.is_live(member),
-                    "left_out": self._fleet.is_left_out(member),
+                    "there": fleet.is_live(member),
+                    "left_out": fleet.is_left_out(member),
                     "contacts": member.contacts,
                     "steps": member.steps,
                     "speed": None if isnan(member.speed) else member.speed,
                     "dropped": member.dropped,
                 }
-                for member in self._fleet.members()
+                for member in fleet.members()
             ],
         }
 
@@ -235,41 +164,14 @@ class ClientProcess:
         _log.info("%s is dialling the server at %s", self._kit.name, self._kit.target)
         worker = self._worker
         self._carrier.start(worker.session, worker.hear, largest=self._largest)
-        worker.begin()
-        try:
-            self._keep_in_touch()
-        except (Rejected, Unadmitted, WireError, OSError) as error:
-            _log.error("this client cannot take part: %s", error)
-            return 1
-        finally:
-            worker.end()
-        if worker.failure is not None:
-            return 1
-        if not worker.finished:
-            with suppress(Unreachable, WireError):
-                worker.say_hello(leaving=True)
-        _log.info("%s: %s", "the run is over" if worker.finished else "stopped", worker.status())
-        return 0
+        expiry = provision.Expiry(self._kit.name, self._kit.expires)
 
-    def _keep_in_touch(self) -> None:
-        """Until the end."""
-        reached, expiry = None, provision.Expiry(self._kit.name, self._kit.expires)
-        while not (self.stop.is_set() or self._worker.finished or self._worker.failure):
+        def look() -> None:
             sentence = expiry.due()
             if sentence is not None:
                 _log.warning("%s", sentence)
-            try:
-                self._worker.say_hello()
-                if not reached:
-                    _log.info("the server is there")
-                reached = True
-            except Unadmitted:
-                raise
-            except Unreachable as error:
-                if reached is not False:
-                    _log.warning("the server %s; training goes on, trying again", error)
-                reached = False
-            self.stop.wait(self._worker.hello_seconds if reached else REDIAL_SECONDS)
+
+        return 0 if take_part(worker, self.stop, look) else 1
 
 
 @contextmanager

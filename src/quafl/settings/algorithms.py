@@ -7,6 +7,7 @@ from pydantic import Field
 from torch import Tensor
 
 from quafl.core import FedAvg, FedBuff, FedNova, QuAFL, adam, cosine, linear, momentum, sgd
+from quafl.core.defence import Defence
 from quafl.core.optim import Schedule
 from quafl.core.randomness import Generators
 from quafl.core.seams import Algorithm, Codecs, Optimizer
@@ -74,7 +75,7 @@ class QuAFLSettings(Local):
     slowest_floor: Positive = 0.1
     speeds: Literal["measured", "closed form"] = "measured"  # H_i: a running mean, or known in advance
 
-    def build(self) -> Algorithm:
+    def build(self, defence: Defence = Defence()) -> Algorithm:  # noqa: B008  # immutable
         """The algorithm."""
         return QuAFL(
             sampled=self.sampled,
@@ -85,6 +86,7 @@ class QuAFLSettings(Local):
             wait=self.wait,
             patience=self.patience,
             slowest_floor=self.slowest_floor,
+            defence=defence,
         )
 
     def expected_steps(self, world: World, clients: int, codecs: Codecs, seed: int) -> Tensor | None:
@@ -99,9 +101,9 @@ class FedAvgSettings(Local):
 
     name: Literal["fedavg"]
 
-    def build(self) -> Algorithm:
+    def build(self, defence: Defence = Defence()) -> Algorithm:  # noqa: B008  # immutable
         """The algorithm."""
-        return FedAvg(sampled=self.sampled, local_steps=self.local_steps, patience=self.patience)
+        return FedAvg(sampled=self.sampled, local_steps=self.local_steps, patience=self.patience, defence=defence)
 
 
 class FedNovaSettings(Local):
@@ -109,9 +111,9 @@ class FedNovaSettings(Local):
 
     name: Literal["fednova"]
 
-    def build(self) -> Algorithm:
+    def build(self, defence: Defence = Defence()) -> Algorithm:  # noqa: B008  # immutable
         """The algorithm."""
-        return FedNova(sampled=self.sampled, local_steps=self.local_steps, patience=self.patience)
+        return FedNova(sampled=self.sampled, local_steps=self.local_steps, patience=self.patience, defence=defence)
 
 
 class FedBuffSettings(Local):
@@ -121,7 +123,7 @@ class FedBuffSettings(Local):
     server_lr: Positive = 1.0
     staleness: bool = False
 
-    def build(self) -> Algorithm:
+    def build(self, defence: Defence = Defence()) -> Algorithm:  # noqa: B008  # immutable
         """The algorithm."""
         return FedBuff(
             sampled=self.sampled,
@@ -129,6 +131,7 @@ class FedBuffSettings(Local):
             server_lr=self.server_lr,
             staleness=self.staleness,
             patience=self.patience,
+            defence=defence,
         )
 
 

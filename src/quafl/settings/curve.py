@@ -10,6 +10,7 @@ from quafl.core.seams import Task
 from quafl.settings.algorithms import Algorithms, QuAFLSettings
 from quafl.settings.base import Section
 from quafl.settings.codecs import CodecChoice, LatticeSettings
+from quafl.settings.defence import DefenceSettings
 from quafl.settings.tasks import DigitsTask, Tasks
 from quafl.settings.world import Clients, Run
 from quafl.sim import Plan, Simulation, codecs_for
@@ -24,6 +25,7 @@ class Settings(Section):
     algorithm: Algorithms = Field(default=QuAFLSettings(), discriminator="name")
     codec: CodecChoice = Field(default=LatticeSettings(), discriminator="name")
     run: Run = Run()
+    defence: DefenceSettings = DefenceSettings()
 
     @model_validator(mode="after")
     def _enough_clients(self) -> Self:
@@ -40,7 +42,7 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _buildable(self) -> Self:
-        algorithm, world, count = self.algorithm.build(), self.clients.build(), self.clients.count
+        algorithm, world, count = self.algorithm.build(self.defence.build()), self.clients.build(), self.clients.count
         codecs = codecs_for(algorithm, self.codec.build())
         world.speeds(count, Generators(0), self.run.until)
         world.link(count, codecs)
@@ -53,7 +55,7 @@ class Settings(Section):
         task, world, algorithm, codec = (
             self.task.build(self.clients, self.run, seed),
             self.clients.build(),
-            self.algorithm.build(),
+            self.algorithm.build(self.defence.build()),
             self.codec.build(),
         )
         plan = Plan(

@@ -9,10 +9,12 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from quafl.core.seams import Codecs, WireError
 from quafl.deploy.coordinator import Plan
 from quafl.deploy.fleet import Limits
-from quafl.deploy.worker import HELLO_SECONDS, Terms
+from quafl.deploy.messages import HELLO_SECONDS
+from quafl.deploy.worker import Terms
 from quafl.settings.algorithms import FedAvgSettings, FedBuffSettings, QuAFLSettings
 from quafl.settings.base import NotNegative, Positive, Section
 from quafl.settings.codecs import CodecChoice, LatticeSettings
+from quafl.settings.defence import FederationDefence
 from quafl.sim import codecs_for
 
 DeployedAlgorithms: TypeAlias = QuAFLSettings | FedAvgSettings | FedBuffSettings
@@ -31,10 +33,10 @@ class FederationClients(Section):
     most: int = Field(default=1000, ge=1)
     silence: float = Field(default=10.0, gt=2 * HELLO_SECONDS, allow_inf_nan=False)
     contact_seconds: Positive = 30.0
+    slow: Annotated[float, Field(ge=1)] = 10.0
     far: Positive = 20.0
     faults: int = Field(default=3, ge=1)
     exclusion: NotNegative = 60.0
-    largest_message_mb: Positive = 2000.0
 
     def build(self) -> Limits:
         """The server's limits."""
@@ -43,6 +45,7 @@ class FederationClients(Section):
             start_with=self.start_with,
             silence=self.silence,
             contact_seconds=self.contact_seconds,
+            slow=self.slow,
             far=self.far,
             faults=self.faults,
             exclusion=self.exclusion,
@@ -77,6 +80,7 @@ class FederationSettings(Section):
     algorithm: DeployedAlgorithms = Field(default=QuAFLSettings(), discriminator="name")
     codec: CodecChoice = Field(default=LatticeSettings(), discriminator="name")
     run: FederationRun = FederationRun()
+    defence: FederationDefence = FederationDefence()
 
     @model_validator(mode="before")
     @classmethod
@@ -99,7 +103,7 @@ class FederationSettings(Section):
 
     def terms(self) -> Terms:
         """What the clients do, and the server with them."""
-        algorithm = self.algorithm.build()
+        algorithm = self.algorithm.build(self.defence.build())
         return Terms(algorithm, codecs_for(algorithm, self.codec.build()), self.algorithm.build_optimizer())
 
     def welcome(self, run: str) -> dict[str, Any]:

@@ -214,7 +214,7 @@ static int64_t NAME(decode)(const uint32_t *symbols, const uint32_t *checks, con
         vi further = offset >= 0.5f; /* -1 where true */
         vi cell = below - further;
         offset += __builtin_convertvector(further, vf);
-        vi ahead = ((vi)group[(top & 16) + i] - cell) & mask;
+        vi ahead = (vi)(group[(top & 16) + i] - (vu)cell) & mask;
         vi beyond = __builtin_convertvector(ahead, vf) - offset > half;
         ahead -= beyond & (mask + 1);
         check += (h | 1u) * (vu)((cell + ahead) >> bits);

@@ -1,0 +1,368 @@
+"""Clients with a certificate that lie, against each defence.
+
+    python benchmarks/attacks.py [honest] [one] [two] [clip] [speeds] [page]
+
+The digits task, 20 clients, in the simulator. Attackers train like the others; then something else is sent in their
+place, encoded with the algorithm's own codec. They know the server's model and the defence.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import cache, lru_cache, partial
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quafl import FedAvg, FedBuff, Lattice, Plan, QuAFL, Simulation, sgd
+from quafl.codec import QSGD
+from quafl.core.defence import Defence, Heard, Held
+from quafl.core.randomness import derive
+from quafl.core.seams import Algorithm, Codec, Packet, Replies, ServerState
+from quafl.run import versions
+from quafl.settings.defence import FederationDefence
+from quafl.sim import Diverged, World
+from quafl.tasks import Supervised, digits, partition
+from quafl.tasks.models import mlp
+
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
+RECORD = RESULTS / "attacks.json"
+CLIENTS, SAMPLED, STEPS, SEEDS = 20, 5, 5, [0, 1, 2]
+HIDDEN = 64
+LAST = 0.8  # of the time: what comes after it counts as the end of a run
+LONGEST = 1e6  # displacement of a liar: numbers that stay finite when they are squared
+CLIPS = [1.5, 2.0, 3.0, 5.0]
+DEFAULT = FederationDefence().build()
+DEFENCES = {
+    "none": Defence(),
+    "clip": DEFAULT,
+    "clip, trimmed mean": replace(DEFAULT, mean="trimmed"),
+    "clip, geometric median": replace(DEFAULT, mean="geometric"),
+}
+
+
+# Those who lie
+
+
+@dataclass(frozen=True)
+class Attack:
+    """`lie` makes the displacement that is sent, of the boost, the model X_t, the client's own displacement from it and
+    a direction of the attacker's choice."""
+
+    lie: Callable[[float, Tensor, Tensor, Tensor], Tensor] = lambda boost, model, own, chance: own
+    boosts: tuple[float, ...] = (1.0,)  # the worst one counts
+    statistics: float | None = None  # sent in place of the client's
+    distance: float | None = None  # likewise
+    speed: float | None = None  # likewise
+    turned: bool = False  # it has learned 9 − y in place of y
+    batch_norm: bool = False  # in a network that has it
+
+
+BOOSTS = (10.0, 100.0)
+ATTACKS = {
+    "boosted update": Attack(lambda boost, model, own, chance: boost * own, BOOSTS),
+    "boosted, wrong labels": Attack(lambda boost, model, own, chance: boost * own, BOOSTS, turned=True),
+    "sign flip": Attack(lambda boost, model, own, chance: -boost * own, BOOSTS),
+    "noise": Attack(lambda boost, model, own, chance: chance * (boost * own.norm() / chance.norm()), BOOSTS),
+    "constant": Attack(
+        lambda boost, model, own, chance: torch.full_like(own, boost * float(own.norm()) / len(own) ** 0.5), BOOSTS
+    ),
+    "scaled model": Attack(lambda boost, model, own, chance: boost * model, (1.9,)),  # sends 2.9·X_t
+    "lazy zero": Attack(lambda boost, model, own, chance: torch.zeros_like(own), speed=0.0),
+    "false distance": Attack(distance=1e4),
+    "statistics of 9e11": Attack(statistics=9e11, batch_norm=True),
+    "statistics of −9e11": Attack(statistics=-9e11, batch_norm=True),
+}
+
+
+class Attacked:
+    """A simulated fleet, some of whose clients answer something else."""
+
+    def __init__(self, run: Simulation, liars: Sequence[int], attack: Attack, boost: float, seed: int) -> None:
+        self._fleet, self._run, self._up = run._fleet, run, run._codecs.up
+        self._liars, self._attack, self._boost = liars, attack, boost
+        self._rng = torch.Generator().manual_seed(derive(seed, "attack"))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._fleet, name)
+
+    def receive(self, count: int, within: float, since: int) -> Replies:
+        replies = self._fleet.receive(count, within, since)
+        for row, client in enumerate(replies.senders.tolist()):
+            if client in self._liars:
+                replies = self._with_lie(replies, row)
+        return replies
+
+    def _with_lie(self, replies: Replies, row: int) -> Replies:
+        honest, ask = replies.answer[row : row + 1], replies.refine
+        vector = self._vector(honest.packet, lambda _, request: ask(row, request))
+        exact, attack = honest.packet.exact, self._attack
+        if attack.statistics is not None:
+            exact = torch.full_like(exact, attack.statistics)
+        length = (vector - self._run.server.model if self._up.keyed else vector).norm().reshape(1)
+        answer = replace(honest, packet=self._up.encode(vector[None], self._rng, distance=length, exact=exact))
+        if attack.distance is not None:
+            answer = replace(answer, distance=torch.tensor([attack.distance]))
+        if attack.speed is not None:
+            answer = replace(answer, speed=torch.tensor([attack.speed]), steps=torch.zeros_like(answer.steps))
+
+        def refine(which: int, request: Packet) -> Packet:
+            return self._up.refine(vector, request) if which == row else ask(which, request)
+
+        return replace(replies, answer=replies.answer.with_rows(torch.tensor([row]), answer), refine=refine)
+
+    def _vector(self, packet: Packet, refine: Any) -> Tensor:
+        """What is sent in place of what the packet says."""
+        model = self._run.server.model
+        said = self._up.decode(packet, key=model, refine=refine)[0]
+        own = said - model if self._up.keyed else -said  # displacements are sent with the other sign
+        lie = self._attack.lie(self._boost, model, own, torch.randn(own.shape, generator=self._rng))
+        lie = lie * (LONGEST / lie.norm()).clamp(max=1.0)
+        return model + lie if self._up.keyed else -lie
+
+
+# Runs
+
+
+@dataclass(frozen=True)
+class Setting:
+    """With the demo's learning rates."""
+
+    make: Callable[..., Algorithm]
+    codec: Codec
+    lr: float
+    until: float
+
+
+SETTINGS = {
+    "QuAFL": Setting(QuAFL, Lattice(bits=4), 0.5, 400.0),
+    "FedAvg": Setting(FedAvg, Lattice(bits=4), 0.5, 2000.0),
+    "FedBuff": Setting(lambda **more: FedBuff(server_lr=0.3, **more), QSGD(bits=8), 0.5, 600.0),
+}
+WEIGHTED = Setting(lambda **more: QuAFL(weighted=True, **more), Lattice(bits=4), 1.0, 400.0)
+
+
+@dataclass(frozen=True)
+class Watched(Defence):
+    """Counts what it does to honest clients."""
+
+    liars: Sequence[int] = ()
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def hold(self, state: ServerState, heard: Heard, origin: Tensor, *, there: int, unit: Tensor | float = 1.0) -> Held:
+        held = Defence.hold(self, state, heard, origin, there=there, unit=unit)
+        honest = torch.tensor([client not in self.liars for client in heard.senders.tolist()], dtype=torch.bool)
+        within = held.heard  # a robust mean changes all rows: these are not counted
+        changed = {
+            "replies": (within.vectors != heard.vectors).any(dim=-1),
+            "statistics": within.statistics != heard.statistics,
+            "distances": within.distances != heard.distances,
+        }
+        for name, rows in changed.items() if self.mean == "mean" else ():
+            self.counts[name] = self.counts.get(name, 0) + int(rows[honest].sum())
+            self.counts[f"all {name}"] = self.counts.get(f"all {name}", 0) + rows[honest].numel()
+        return held
+
+
+class Quick(Supervised):
+    """Keeps its batches; the gradient of the network without batch norm is written down, which takes a quarter of the
+    time."""
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self.batch = lru_cache(maxsize=None)(super().batch)  # type: ignore[method-assign]
+        model, buffers = self.initial()
+        mine, torchs = (kind.gradient(self, model, buffers, self.batch(0, 0))[0] for kind in (Quick, Supervised))
+        torch.testing.assert_close(mine, torchs)
+
+    def gradient(self, model: Tensor, buffers: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
+        if len(buffers):
+            return self.flat.gradient(model, buffers, batch.key, lambda module: self._loss_of(module, batch))
+        into, bias, out, out_bias = model.split([64 * HIDDEN, HIDDEN, 10 * HIDDEN, 10])
+        into, out, x, y = into.view(HIDDEN, 64), out.view(10, HIDDEN), batch.inputs, batch.targets
+        before = torch.addmm(bias, x, into.T)
+        hidden = before.relu()
+        error = torch.addmm(out_bias, hidden, out.T).softmax(dim=1)
+        error[torch.arange(len(y)), y] -= 1
+        error /= len(y)
+        back = error @ out * (before > 0)
+        return torch.cat(((back.T @ x).view(-1), back.sum(0), (error.T @ hidden).view(-1), error.sum(0))), buffers
+
+
+@cache
+def task_of(seed: int, batch_norm: bool, by_class: bool, turned: tuple[int, ...]) -> Quick:
+    """The demo's, or with batch norm; `turned` are clients with wrong labels."""
+    data = digits()
+    train = torch.cat((data.train[0], data.validation[0])), torch.cat((data.train[1], data.validation[1]))
+    deal = partial(partition.by_class, pieces=4) if by_class else partition.iid
+    dealt = deal(train, CLIENTS, seed=seed)
+    hands = [(x, 9 - y) if client in turned else (x, y) for client, (x, y) in enumerate(dealt)]
+    first, *rest = mlp(64, HIDDEN, 10, seed=derive(seed, "model"))
+    layers = [first, nn.BatchNorm1d(HIDDEN), *rest] if batch_norm else [first, *rest]
+    return Quick(nn.Sequential(*layers), hands, test=data.test, batch_size=16, seed=seed)
+
+
+def run_one(
+    setting: Setting,
+    defence: Defence,
+    seed: int,
+    *,
+    attack: Attack | None = None,
+    boost: float = 1.0,
+    liars: int = 0,
+    batch_norm: bool = False,
+    by_class: bool = False,
+) -> dict[str, Any]:
+    who = tuple(range(CLIENTS - liars, CLIENTS))  # the slow ones are the first
+    task = task_of(seed, batch_norm, by_class, who if attack is not None and attack.turned else ())
+    watched = Watched(defence.clip, defence.mean, defence.trim, defence.speeds, liars=who)
+    algorithm = setting.make(sampled=SAMPLED, local_steps=STEPS, defence=watched)
+    plan = Plan(until=setting.until, every=setting.until / 50, seed=seed)
+    run = Simulation(task, CLIENTS, World(), algorithm, setting.codec, sgd(setting.lr), plan, executor="sequential")
+    if attack is not None:
+        run._fleet = Attacked(run, who, attack, boost, seed)  # type: ignore[assignment]
+    moved, before, ended = 0.0, run.server.model, True
+    try:
+        for _ in run:
+            moved = max(moved, float((run.server.model - before).norm() / before.norm()))
+            before = run.server.model
+    except Diverged:
+        ended = False
+    end = [row["accuracy"] for row in run.rows if row["time"] >= LAST * setting.until]
+    return {
+        "accuracy": mean(end) if ended else 0.1,  # as good as a guess
+        "lowest": min(end) if ended else 0.1,
+        "moved": moved,
+        "finite": ended,
+        "refined": run._fleet.totals.refined / max(run._fleet.totals.contacts, 1),
+        **watched.counts,
+    }
+
+
+def measured(setting: Setting, defence: Defence, attack: Attack | None = None, **more: Any) -> dict[str, Any]:
+    """Over the seeds; of an attack's boosts, the one that costs most. Where there is a bound, all are cut to the same
+    length."""
+    boosts = attack.boosts if attack is not None else (1.0,)
+    tried = {
+        boost: [run_one(setting, defence, seed, attack=attack, boost=boost, **more) for seed in SEEDS]
+        for boost in (boosts[:1] if defence.bounded else boosts)
+    }
+    boost, runs = min(tried.items(), key=lambda item: mean(run["accuracy"] for run in item[1]))
+    totals = {name: sum(run[name] for run in runs) for name in runs[0] if name.startswith("all ")}
+    return {
+        "accuracy": mean(run["accuracy"] for run in runs),
+        "deviation": stdev(run["accuracy"] for run in runs),
+        "lowest": min(run["lowest"] for run in runs),
+        "moved": max(run["moved"] for run in runs),
+        "finite": all(run["finite"] for run in runs),
+        "refined": mean(run["refined"] for run in runs),
+        "boost": boost,
+        "clipped": {
+            name.removeprefix("all "): sum(run[name.removeprefix("all ")] for run in runs) / max(total, 1)
+            for name, total in totals.items()
+        },
+        "seeds": runs,
+    }
+
+
+# What is measured
+
+
+def honest() -> dict[str, Any]:
+    kinds = {"demo": {}, "batch norm": {"batch_norm": True}, "by class": {"by_class": True}}
+    return {
+        kind: {
+            name: {label: measured(setting, defence, **more) for label, defence in DEFENCES.items()}
+            for name, setting in SETTINGS.items()
+        }
+        for kind, more in kinds.items()
+    }
+
+
+def attacked(liars: int) -> dict[str, Any]:
+    return {
+        name: {
+            label: {
+                kind: _told(
+                    f"{liars} {name} {label} {kind}",
+                    measured(setting, defence, attack, liars=liars, batch_norm=attack.batch_norm),
+                )
+                for kind, defence in DEFENCES.items()
+            }
+            for label, attack in ATTACKS.items()
+        }
+        for name, setting in SETTINGS.items()
+    }
+
+
+def clip() -> dict[str, Any]:
+    """Different bounds, without attackers and with one that flips its sign."""
+    return {
+        name: {
+            str(bound): {
+                "honest": measured(setting, replace(DEFAULT, clip=bound)),
+                **{
+                    f"{liars} sign flip": measured(
+                        setting, replace(DEFAULT, clip=bound), ATTACKS["sign flip"], liars=liars
+                    )
+                    for liars in (1, 2)
+                },
+            }
+            for bound in CLIPS
+        }
+        for name, setting in SETTINGS.items()
+    }
+
+
+def speeds() -> dict[str, Any]:
+    """Weighted QuAFL, in which the slowest client's speed counts for all."""
+    lazy = ATTACKS["lazy zero"]
+    return {
+        kind: {str(liars): measured(WEIGHTED, defence, lazy if liars else None, liars=liars) for liars in (0, 1, 2)}
+        for kind, defence in DEFENCES.items()
+        if defence.mean == "mean"
+    }
+
+
+def _told(what: str, found: dict[str, Any]) -> dict[str, Any]:
+    print(f"{what}: {found['accuracy']:.3f}, moved {found['moved']:.2f}", flush=True)
+    return found
+
+
+PARTS: dict[str, Callable[[], dict[str, Any]]] = {
+    "honest": honest,
+    "one": lambda: attacked(1),
+    "two": lambda: attacked(2),
+    "clip": clip,
+    "speeds": speeds,
+}
+
+
+# The page
+
+PAGE = ""
+
+
+def page(record: dict[str, Any]) -> str:
+    return PAGE
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    record = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
+    for part in sys.argv[1:] or [*PARTS, "page"]:
+        if part == "page":
+            (RESULTS / "attacks.md").write_text(page(record), encoding="utf-8")
+        else:
+            made = {"versions": versions(), "date": datetime.now(UTC).date().isoformat()}
+            record[part] = {**made, "command": f"python benchmarks/attacks.py {part}", "measured": PARTS[part]()}
+            RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
