@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
+FEDERATED := provision streams federation defence flare processes attacks
 
 .DEFAULT_GOAL := help
 .PHONY: help demo federation test test-federation lint bench-codec bench-sim bench-gpu bench-federation record-tasks \
@@ -26,8 +27,8 @@ federation: $(INSTALLED) ## Train with real processes under mutual TLS: a server
 test: lint ## Check format, lint, types, and run all tests
 	$(BIN)/pytest -n 2 --timeout 300
 
-test-federation: $(INSTALLED) ## Test federations of real processes: joins, crashes, intruders, a slow link (minutes)
-	$(BIN)/pytest tests/test_processes.py tests/test_attacks.py -m federation --timeout 300
+test-federation: $(INSTALLED) ## Test and attack federations of real processes: joins, crashes, intruders, a slow link (minutes)
+	$(BIN)/pytest $(FEDERATED:%=tests/test_%.py) -m "" --timeout 300
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .

@@ -266,7 +266,7 @@ def measured(setting: Setting, defence: Defence, attack: Attack | None = None, *
             name.removeprefix("all "): sum(run[name.removeprefix("all ")] for run in runs) / max(total, 1)
             for name, total in totals.items()
         },
-        "seeds": runs,
+        "seeds": [{name: run[name] for name in ("accuracy", "lowest", "moved", "finite")} for run in runs],
     }
 
 
@@ -345,11 +345,212 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
 
 # The page
 
-PAGE = ""
+PAGE = """# Clients that lie, and what the server does about it
+
+Whoever has a certificate can send what they like. The server cannot see whether a client has trained honestly; it can
+compare it with the others. This page measures what one or two liars of 20 clients can do, with and without the
+defences of [`core/defence.py`](../../src/quafl/core/defence.py). Raw numbers: [attacks.json](attacks.json).
+
+{made}
+
+## The defences
+
+- **clip** (the default of a federation: clip = {clip:g}, speeds = {speeds:g}). A displacement is at most {clip:g}
+  times as long as is usual: the median over the last 32 different clients, one vote each. A longer one is scaled
+  down. Statistics of batch norm are bounded by the same rule, coordinate by coordinate, are finite, and a variance is
+  never negative. The distances that clients report, which decide how fine the server's messages are, have the same
+  bound. In weighted QuAFL, H_min is the speed at a tenth of all, not the smallest.
+- **trimmed mean**: beside it, of each coordinate the largest and the smallest fifth of the values are left out.
+- **geometric median**: beside it, the point with the least sum of distances takes the place of the mean.
+
+Simulations have no defence unless their settings ask for one.
+
+## How it was measured
+
+Digits, 20 clients with iid data, {sampled} at a time, K = {steps}, the demo's network and learning rates (FedBuff
+with a server's rate of 0.3; with 1 it does not converge at this learning rate). QuAFL and FedAvg use 4 bits both
+ways, FedBuff QSGD with 8 bits. For statistics, the network has batch norm. Simulated time: {until}. Accuracy is the
+mean over the last fifth of a run, and over {seeds} seeds, ± their standard deviation; in brackets, the largest move
+of the server's model in one round, over the model's norm. A run that leaves the finite numbers counts as 0.1, a
+guess.
+
+Liars are fast clients. They train like the others, and then send something else, with the algorithm's own codec. They
+know the server's model and their own honest displacement:
+
+| attack | what is sent |
+|---|---|
+| boosted update | 10 or 100 times the own displacement |
+| boosted, wrong labels | the same, after training on 9 − y in place of y |
+| sign flip | −10 or −100 times the own displacement |
+| noise | a random direction, 10 or 100 times as long as the own displacement |
+| constant | always the same direction, (1, …, 1), as long as that |
+| scaled model | 2.9 times the server's model |
+| lazy zero | the server's model itself, and a speed of 0 |
+| false distance | an honest model, and a measured distance of 10,000 |
+| statistics | an honest model, and all statistics of 9e11 or −9e11 |
+
+Without a defence the worse of the two boosts is shown. With one, both are cut to the same length: a liar that knows
+the bound gains nothing by keeping within it. All figures are of attacks that we thought of. One that stays within the
+bounds and pushes the model slowly towards a goal of its own, on inputs that nobody tests, is not stopped by any of
+this.
+
+## One liar of 20
+
+{one}
+
+With the default, the attack that costs most takes {cost_one}. The aim is at most two points. **{verdict}**
+
+## Two liars of 20
+
+{two}
+
+With the default, the attack that costs most takes {cost_two}.
+
+## Without liars
+
+The default must not cost honest clients anything. *By class*: each client has four pieces of the sorted digits, few
+classes, so that honest displacements differ most.
+
+{honest}
+
+What the default changes of what honest clients send:
+
+{clipped}
+
+Single statistics vary more than norms do, so that more of them are cut; it does not show in the accuracy. Bounded
+distances make the server's lattice finer, and a client that is far away asks for a repair. Robust means are not the
+default because they cost something where clients differ: the values that they leave out are then somebody's classes.
+
+## Which bound
+
+Honest replies that are cut, and accuracy without liars and with one or two that flip the sign (the attack that costs
+FedAvg and FedBuff most).
+
+{clips}
+
+A bound of 2 costs a liar's victims less, and cuts more of what honest clients send. {clip:g} is the default because
+it reaches the aim and leaves nearly all honest replies as they are.
+
+## Speeds
+
+Weighted QuAFL damps everybody to the speed of the slowest. Liars that say 0:
+
+{lazy}
+
+Without liars, too, H_min is larger with the default, and fast clients are damped less.
+
+## What is left
+
+- While fewer than three of five or more clients have moved (fewer than two of two or three), nothing is accepted:
+  nobody can tell what is usual. A federation of one client has no bounds.
+- In the majority, liars decide what is usual. Of two clients, the one that goes less far does.
+- A liar can go the usual way times {clip:g} in any direction in each contact, as often as it is contacted. In QuAFL
+  and FedAvg the server draws whom it contacts. In FedBuff a client that answers at once, without training, gets one
+  place in every buffer, but never two.
+- A client that always sends next to nothing slows the rest by its share, no more.
+"""
 
 
 def page(record: dict[str, Any]) -> str:
-    return PAGE
+    found = {part: record[part]["measured"] for part in PARTS}
+    costs = {liars: _largest_cost(found[liars], found["honest"]) for liars in ("one", "two")}
+    within = max(cost for cost, _ in costs["one"].values()) <= 0.02
+    return PAGE.format(
+        made="\n".join(f"- {part}: {_made(record[part])}" for part in PARTS),
+        clip=DEFAULT.clip,
+        speeds=DEFAULT.speeds,
+        sampled=SAMPLED,
+        steps=STEPS,
+        seeds=len(SEEDS),
+        until=", ".join(f"{setting.until:g} ({name})" for name, setting in SETTINGS.items()),
+        one=_attacked(found["one"], found["honest"]),
+        two=_attacked(found["two"], found["honest"]),
+        cost_one=_said(costs["one"]),
+        cost_two=_said(costs["two"]),
+        verdict="It is reached." if within else "It is not reached.",
+        honest=_table(
+            ["", "", *DEFENCES],
+            [
+                [kind, name, *(_accuracy(kinds[label]) for label in DEFENCES)]
+                for kind, algorithms in found["honest"].items()
+                for name, kinds in algorithms.items()
+            ],
+        ),
+        clipped=_table(
+            ["", "", "replies cut", "statistics cut", "distances cut", "messages repaired, none / default"],
+            [
+                [
+                    kind,
+                    name,
+                    *(f"{kinds['clip']['clipped'][what]:.1%}" for what in ("replies", "statistics", "distances")),
+                    f"{kinds['none']['refined']:.1%} / {kinds['clip']['refined']:.1%}",
+                ]
+                for kind, algorithms in found["honest"].items()
+                for name, kinds in algorithms.items()
+            ],
+        ),
+        clips=_table(
+            ["", "clip", "replies cut", "no liar", "one", "two"],
+            [
+                [
+                    name,
+                    bound,
+                    f"{runs['honest']['clipped']['replies']:.1%}",
+                    *(_accuracy(runs[who]) for who in ("honest", "1 sign flip", "2 sign flip")),
+                ]
+                for name, bounds in found["clip"].items()
+                for bound, runs in bounds.items()
+            ],
+        ),
+        lazy=_table(
+            ["liars", *found["speeds"]],
+            [[liars, *(_accuracy(runs[liars]) for runs in found["speeds"].values())] for liars in ("0", "1", "2")],
+        ),
+    )
+
+
+def _attacked(found: dict[str, Any], honest: dict[str, Any]) -> str:
+    """A table for each algorithm, with what there is without liars above it."""
+    tables = []
+    for name, kinds in found.items():
+        quiet = {f"no liar ({kind})": honest[kind][name] for kind in ("demo", "batch norm")}
+        rows = [
+            [label, *(f"{_accuracy(runs[kind])} ({runs[kind]['moved']:.2f})" for kind in DEFENCES)]
+            for label, runs in {**quiet, **kinds}.items()
+        ]
+        tables.append(_table([name, *DEFENCES], rows))
+    return "\n\n".join(tables)
+
+
+def _largest_cost(found: dict[str, Any], honest: dict[str, Any]) -> dict[str, tuple[float, str]]:
+    """Of each algorithm: what the worst attack costs with the default, against no liar and no defence."""
+    return {
+        name: max((_honest(honest, name, label) - runs["clip"]["accuracy"], label) for label, runs in kinds.items())
+        for name, kinds in found.items()
+    }
+
+
+def _honest(honest: dict[str, Any], name: str, label: str) -> float:
+    accuracy: float = honest["batch norm" if ATTACKS[label].batch_norm else "demo"][name]["none"]["accuracy"]
+    return accuracy
+
+
+def _said(costs: dict[str, tuple[float, str]]) -> str:
+    return ", ".join(f"{100 * cost:.1f} points from {name} ({label})" for name, (cost, label) in costs.items())
+
+
+def _accuracy(found: dict[str, Any]) -> str:
+    return f"{found['accuracy']:.3f} ± {found['deviation']:.3f}"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def _made(part: dict[str, Any]) -> str:
+    made = part["versions"]
+    return f"`{part['command']}`, {made['platform']}, torch {made['torch']}, {part['date']}"
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ import logging
 import os
 import socket
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -48,9 +48,9 @@ class Service:
 class Network:
     """A federation's folder, its server, and whoever dials."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, others: Sequence[str] = ()) -> None:
         self.folder, self.port = folder, free_port()
-        provision.init(folder, f"localhost:{self.port}", ["a", "b"])
+        provision.init(folder, f"localhost:{self.port}", ["a", "b", *others])
         self.loop, self.service = Loop("test"), Service()
         self.server = GrpcServer(self.loop, self.kit("server"), None)
         self.clients: list[GrpcClient] = []
@@ -106,8 +106,8 @@ def network(tmp_path: Path) -> Iterator[Network]:
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[Network]:
-    made = Network(folder)
+def served(folder: Path, others: Sequence[str] = ()) -> Iterator[Network]:
+    made = Network(folder, others)
     made.server.start(made.service, largest=LARGEST)
     try:
         yield made
@@ -416,6 +416,21 @@ def test_a_client_that_does_not_read_holds_no_memory(network: Network) -> None:
             network.ask("a", bytes(15_000_000), within=0.2)
     assert resident_mb(os.getpid()) - before < 200
     network.loop.run(raw.channel.close())
+
+
+def test_idle_clients_keep_nobody_out(tmp_path: Path) -> None:
+    """110 streams were enough, once: each held a thread."""
+    idle = [f"idle-{number}" for number in range(150)]
+    with served(tmp_path / "federation", idle) as network:
+        raws = [network.raw(name) for name in idle]
+        for raw in raws:
+            network.loop.run(raw.call.initial_metadata())
+        threads = len(list(Path("/proc/self/task").iterdir()))
+        assert reach(network.dial("a")) == b"hello"
+        assert network.ask("a", bytes(1_000_000)) == bytes(1_000_000)
+        assert threads < 100
+        for raw in raws:
+            network.loop.run(raw.channel.close())
 
 
 # Certificates that end, and are renewed

@@ -334,11 +334,10 @@ class NetworkFleet:
         return back
 
     def room(self, name: str) -> int:
-        """A whole model from a client that owes one, beside greetings and requests for repairs."""
+        """For greetings and requests for repairs; and for one model, of members that send theirs when they are done."""
         small = messages.LONGEST_TEXT + 1024 + 4 * (len(self._server.model) // BLOCK + 1)
-        with self._changed:
-            owes = self._answers_later and name in self._owing
-        return small + owes * 4 * (len(self._server.model) + len(self._server.buffers))
+        model = 4 * (len(self._server.model) + len(self._server.buffers))
+        return small + model if self._answers_later and name in self._members else small
 
     def gone(self, name: str) -> None:
         """It is not asked before it says hello again."""

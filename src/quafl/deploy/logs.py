@@ -63,7 +63,7 @@ class Calm(logging.Filter):
         text = record.getMessage()
         shown = text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
         record.msg, record.args = shown + (f" ({left_out} like this were left out)" if left_out else ""), ()
-        return often < OFTEN or record.levelno < logging.WARNING
+        return often < OFTEN
 
 
 class _ToStderr(logging.Handler):

@@ -319,8 +319,13 @@ class GrpcClient:
             try:
                 await self._talk()
                 self._refusal = Unreachable("has hung up")
-            except (Unreachable, ProvisionError) as error:
-                self._refusal = error if isinstance(error, Unreachable) else Unadmitted(str(error))
+            except Unreachable as error:
+                self._refusal = error
+            except ProvisionError as error:  # as when somebody is just copying a renewed kit
+                self._refusal = Unreachable(f"is not dialled: {error}")
+            except Exception:
+                _log.exception("dialling the server")
+                self._refusal = Unreachable("cannot be dialled")
             self._line = None
             pause = REDIAL_SECONDS[0] if monotonic() - began > most else min(2 * pause, most)
             await asyncio.sleep(pause)
