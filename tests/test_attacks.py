@@ -177,35 +177,16 @@ def make_noise(parties: Parties, half_open: list[socket.socket], over: Event) ->
 def test_a_certified_client_s_flood_costs_the_others_less_than_half(tmp_path: Path) -> None:
     with running(tmp_path) as parties:
         before, memory = rate(parties), resident_mb(parties.running["server"].pid)
-        rogue, over = Rogue(parties, "client-4"), Event()
-        floods = [Thread(target=flood, args=(rogue, kind, over)) for kind in range(4)]
-        for thread in floods:
-            thread.start()
+        command = [str(Path(__file__).parent / "flooder.py"), str(parties.kits / "clients" / "client-4"), "12"]
+        flooder = subprocess.Popen(["nice", sys.executable, *command])  # its own work is not the server's
+        sleep(3.0)
         during = rate(parties)
-        over.set()
-        for thread in floods:
-            thread.join()
-        rogue.close()
+        assert flooder.wait(30.0) == 0
         assert during > before / 2
-        assert resident_mb(parties.running["server"].pid) < memory + 300
+        assert resident_mb(parties.running["server"].pid) < memory + 200
         log = parties.log("server")
         assert "client-4" in log
         assert len(log) < 100_000
-
-
-def flood(rogue: Rogue, kind: int, over: Event) -> None:
-    """Greetings with long names, nonsense, messages that are too large, claims to be somebody else."""
-    said = [
-        rogue.hello(session="f" * 60_000),
-        b"\x80\x04" + bytes(60_000),
-        bytes(50_000_000),
-        rogue.hello(name="client-1", session="ab" * 16),
-    ][kind]
-    for _ in range(2000):
-        if over.is_set():
-            return
-        with suppress(Unreachable):
-            rogue._client.ask(said, 1.0)
 
 
 def test_a_revoked_client_that_goes_on_trying_is_never_heard(tmp_path: Path) -> None:
@@ -230,7 +211,8 @@ def test_a_client_that_answers_late_each_time_is_left_out(tmp_path: Path) -> Non
             sleep(9.0)
             return messages.to_bytes(Broken(messages.ticket_of(octets)))
 
-    with running(tmp_path, clients={"start_with": 2, "silence": 6.0, "contact_seconds": 30.0}) as parties:
+    everybody = {"sampled": 4, "lr": 0.5, "wait": 0.05, "patience": 20.0}
+    with running(tmp_path, clients={"contact_seconds": 30.0}, algorithm=everybody) as parties:
         before = rate(parties)
         slow, over = Slow(parties, "client-4"), Event()
 
@@ -243,7 +225,7 @@ def test_a_client_that_answers_late_each_time_is_left_out(tmp_path: Path) -> Non
         slow.say(slow.hello())
         thread.start()
         parties.wait_for(lambda: "client-4 is left out" in parties.log("server"))
-        assert "slow answers" in parties.log("server")
+        assert "late answers" in parties.log("server")
         assert rate(parties) > before / 2
         over.set()
         thread.join()

@@ -729,10 +729,11 @@ def test_who_greets_all_the_time_is_left_out(tmp_path: Path, caplog: pytest.LogC
     with federation(tmp_path, QuAFL(sampled=1), Lattice(bits=4), sgd(0.2)) as made:
         made.serve(ServerState(*problem().initial()))
         worker = made.join("a", problem())
-        with suppress(Rejected):
-            for _ in range(200):
+        for _ in range(100):
+            with suppress(Rejected):
                 worker.say_hello()
         assert "a: says hello too often" in caplog.text
+        assert made.fleet.is_left_out(made.fleet.members()[0])
 
 
 class Mute:
@@ -799,10 +800,11 @@ def test_a_message_is_repaired_so_often_and_no_more(tmp_path: Path, caplog: pyte
         assert answers == [messages.Refinement] * 8 + [Refused] * 4
 
 
+@pytest.mark.parametrize("sampled", [2, 3])
 def test_a_client_that_answers_late_again_and_again_is_left_out(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, sampled: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    algorithm = QuAFL(sampled=2, local_steps=3, wait=0.01, patience=60.0)
+    algorithm = QuAFL(sampled=sampled, local_steps=3, wait=0.01, patience=60.0)
     with federation(tmp_path, algorithm, Lattice(bits=4), sgd(0.2), replace(PROMPT, exclusion=1000.0)) as made:
         run = made.coordinator(problem(), Plan(rounds=60))
         for name in ("a", "b", "slow"):
@@ -810,13 +812,67 @@ def test_a_client_that_answers_late_again_and_again_is_left_out(
         slow, prompt = made.workers["slow"], made.workers["slow"].hear
 
         def late(octets: bytes) -> bytes:
-            sleep(1.5)
+            sleep(1.0)
             return prompt(octets)
 
         slow.hear = late  # type: ignore[method-assign,assignment]
         assert run.run()
-        assert "slow is left out for 1000 s: 3 slow answers" in caplog.text
+        assert "slow is left out for 1000 s: 3 late answers" in caplog.text
         assert [made.fleet.is_left_out(member) for member in made.fleet.members()] == [False, False, True]
+
+
+def test_a_client_from_which_nothing_finite_comes_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    limits = replace(PROMPT, exclusion=1000.0)
+    with federation(tmp_path, QuAFL(sampled=1, local_steps=3), Lattice(bits=4), sgd(0.2), limits) as made:
+        made.serve(ServerState(*problem().initial()))
+        made.join("a", problem())
+        made.workers["a"].hear = lambda octets: messages.to_bytes(messages.Broken(messages.ticket_of(octets)))  # type: ignore[method-assign,assignment]
+        for round in range(3):
+            ask(made, torch.zeros(DIM), [0], round=round)
+            made.fleet.receive(1, 5.0, round)
+        assert "a is left out for 1000 s: 3 answers that were not finite" in caplog.text
+
+
+def test_a_dropped_reply_is_not_waited_for(tmp_path: Path) -> None:
+    """Also where it comes when the client is done."""
+    with federation(tmp_path, FedAvg(sampled=1, local_steps=3), Lattice(bits=4), sgd(0.2)) as made:
+        made.serve(ServerState(*problem().initial()))
+        hello = messages.to_bytes(Hello(messages.as_text({"dim": DIM, "buffers": 0, "session": "0a"})))
+        made.workers["liar"] = Mute()  # type: ignore[assignment]
+        made.workers["liar"].hear = lambda octets: messages.to_bytes(messages.Accepted())  # type: ignore[method-assign,assignment]
+        made.to_server("liar", hello)
+        ask(made, torch.zeros(DIM), [0])
+        wait_for(lambda: len(made.asked) == 1)
+        made.to_server("liar", messages.to_bytes(reply_to(made.asked[0][1], distance=nan)))
+        assert made.fleet.receive(1, 1e6, 0).failed.tolist() == [0]  # or it would wait for ever
+
+
+def test_a_new_reply_is_taken_while_an_old_one_waits_for_its_repair(tmp_path: Path) -> None:
+    with federation(tmp_path, FedAvg(sampled=1, local_steps=3), Lattice(bits=4), sgd(0.2)) as made:
+        made.serve(ServerState(*problem().initial()))
+        hello = messages.to_bytes(Hello(messages.as_text({"dim": DIM, "buffers": 0, "session": "0a"})))
+        mute = Mute()
+        needy = mute.hear
+        made.workers["a"] = mute  # type: ignore[assignment]
+        made.to_server("a", hello)
+
+        def hear(octets: bytes) -> bytes:
+            accepted = messages.to_bytes(messages.Accepted())
+            return needy(octets) if isinstance(messages.from_bytes(octets), Repair) else accepted
+
+        mute.hear = hear  # type: ignore[method-assign]
+        ask(made, torch.zeros(DIM), [0])
+        wait_for(lambda: len(made.asked) == 1)
+        old = Thread(target=made.to_server, args=("a", needy(made.asked[0][1])))
+        old.start()
+        wait_for(lambda: len(made.asked) == 2)  # its repair is asked for
+        ask(made, torch.zeros(DIM), [0], round=1)
+        wait_for(lambda: len(made.asked) == 3)
+        made.to_server("a", messages.to_bytes(reply_to(made.asked[2][1])))
+        assert made.fleet.receive(1, 5.0, 1).senders.tolist() == [0]
+        mute.end()
+        old.join()
+        assert made.fleet.members()[0].dropped == 0
 
 
 def test_a_reply_repeated_many_times_has_one_vote_on_what_is_usual() -> None:

@@ -165,9 +165,9 @@ def _counted(kept: Mapping[str, Tensor], senders: Ids, told: Mapping[str, Tensor
 def _usual(votes: Tensor, there: int) -> Tensor:
     """The lower median of the votes ("v ...").
 
-    In the beginning, when few have moved, those who are there and have not vote 0, until there are five votes: of five
-    clients or more, the first two wait for a third, and the shortest of three is usual; of two, the first waits for the
-    second; one that is alone is not bounded.
+    In the beginning, when few have moved, those who are there and have not vote 0, until there are five votes: of four
+    clients or more, the first two wait for a third, and the shortest of three is usual; of two or three, the first
+    waits for a second; one that is alone is not bounded.
     """
     missing = max(min(QUORUM, there) - len(votes), 0 if len(votes) else 1)
     return torch.cat((votes.new_zeros((missing, *votes.shape[1:])), votes)).median(dim=0).values

@@ -73,8 +73,8 @@ MOST_EXCLUSIONS = 20  # after which they do not get longer
 MOST_REPAIRS = 8  # of a message: refinement needs six at most
 HELLOS = 2.0, 20.0  # a second, at once
 GREETED = 250.0  # clients a second, at most
-PROMPT = 1.0  # seconds that every answer may take
-FORGIVEN = 0.25  # of a slow answer, by each that is not
+FORGIVEN = 0.25  # of a strike, by each good reply
+REFORMED = 20  # good replies that take back an exclusion
 FINISH_SECONDS = 5.0  # for telling everybody that the run is over
 
 
@@ -86,7 +86,8 @@ class Limits:
     start_with: int = 1  # clients that must be there before the first round
     silence: float = 10.0  # seconds without a sign of life, after which a client is taken for gone
     contact_seconds: float = 30.0  # that a client may take to answer a message
-    slow: float = 10.0  # times the usual time, from which on an answer is too late, where clients answer at once
+    slow: float = 10.0  # times the usual time, from which on an answer is too late, where clients answer at once,
+    prompt: float = 0.25  # but never fewer seconds than that
     far: float = 20.0  # times the usual distance, from which on a reply is implausible
     faults: int = 3  # bad replies, or none at all, in a row, after which a client is left out
     exclusion: float = 60.0  # seconds, twice as many each further time
@@ -103,10 +104,10 @@ class Member:
     left_out_until: float = -inf
     exclusions: int = 0
     faults: int = 0  # in a row
-    late: float = 0.0  # slow answers that have not been made up for
+    strikes: float = 0.0  # answers that were late, or none at all, and have not been made up for
     seconds: float = nan  # that its last answer took
     repairs: int = 0  # that it has asked for, of the contact that it owes
-    judging: bool = False  # a reply of it is being read
+    judging: bytes = b""  # the contact to which its reply is being read
     dropped: int = 0  # replies
     contacts: int = 0
     steps: int = 0
@@ -213,7 +214,9 @@ class NetworkFleet:
             )
             members = [member for member in self._members.values() if member.number in chosen]
             for member in members:
-                self.totals.lost += member.name in self._owing  # it is not waited for any more
+                if member.name in self._owing:  # it is not waited for any more
+                    self.totals.lost += 1
+                    self._strike(member, "late answers")
                 self._owe(member, ticket)
             self._forget_answered()
         for member in members:
@@ -315,12 +318,15 @@ class NetworkFleet:
 
     async def hear(self, name: str, octets: Octets) -> bytes:
         """The answer to a message from a client."""
+        ticket = None
         try:
-            answer: Message = await self._hear(name, octets)
+            message = messages.from_bytes(octets)
+            ticket = getattr(message, "ticket", None)
+            answer: Message = await self._hear(name, message, octets)
         except (WireError, DecodeError, Unreachable) as error:
             member = self._members.get(name)
             if member is not None:
-                self._fault(member, str(error))
+                self._fault(member, str(error), ticket)
             else:
                 _log.warning("%s, who is not a member: %s; its message is dropped", name, error)
             answer = Refused(str(error).encode(errors="replace"))
@@ -334,10 +340,11 @@ class NetworkFleet:
         return back
 
     def room(self, name: str) -> int:
-        """For greetings and requests for repairs; and for one model, of members that send theirs when they are done."""
-        small = messages.LONGEST_TEXT + 1024 + 4 * (len(self._server.model) // BLOCK + 1)
+        """For greetings and requests for repairs; for members that send their model when they are done, also for that,
+        and for saying it again."""
+        small = 2 * messages.LONGEST_TEXT + 4 * (len(self._server.model) // BLOCK + 1)
         model = 4 * (len(self._server.model) + len(self._server.buffers))
-        return small + model if self._answers_later and name in self._members else small
+        return small + 2 * model if self._answers_later and name in self._members else small
 
     def gone(self, name: str) -> None:
         """It is not asked before it says hello again."""
@@ -346,8 +353,7 @@ class NetworkFleet:
                 self._members[name].away = True
                 self._changed.notify_all()
 
-    async def _hear(self, name: str, octets: Octets) -> Message:
-        message = messages.from_bytes(octets)
+    async def _hear(self, name: str, message: Message, octets: Octets) -> Message:
         if isinstance(message, Hello):
             return self._greet(name, messages.from_text(message.text))
         with self._changed:
@@ -415,7 +421,7 @@ class NetworkFleet:
         with self._changed:
             owed = self._owing.get(member.name) == ticket
         if owed:
-            kept = self._journal.get(member.name, ticket)
+            kept = await self._computed(lambda: self._journal.get(member.name, ticket))
             await self._guarded(member, ticket, self._exchange(member, ticket, octets, kept))
 
     async def _answered(self, member: Member, ticket: bytes, octets: Octets) -> None:
@@ -433,6 +439,8 @@ class NetworkFleet:
                 case Refused() as refusal:
                     _log.warning("%s refused the contact: %s", member.name, messages.sentence(refusal))
                     self._miss(member, ticket)
+                    with self._changed:
+                        self._strike(member, "refusals")
                 case other:
                     raise WireError(f"answered a contact with a {type(other).__name__}")
 
@@ -479,24 +487,30 @@ class NetworkFleet:
                 if ticket != member.answered and ticket not in member.asked:
                     raise WireError("answers something that it was not asked")
                 return  # late, or said again because it has not heard that it was taken: it is not applied
-            if member.judging:
+            if member.judging == ticket:
                 return  # said again while the first is being read
             if isinstance(message, Broken):
                 self._settle(member, ticket)
                 self._failed.append(member.number)
                 self.totals.broken += 1
                 self.totals.lost += 1
+                self._strike(member, "answers that were not finite")
                 self._changed.notify_all()
                 _log.warning("%s, round %d: its progress was not finite", member.name, question.note.round)
                 return
-            member.judging = isinstance(message, Reply)
+            if isinstance(message, Reply):
+                member.judging = ticket
         if isinstance(message, WantsAll):
             await self._computed(lambda: self._contact_in_full(member, ticket))
             return
         try:
             await self._read(member, question, message, octets)
+        except (WireError, DecodeError, Unreachable):
+            if self._owing.get(member.name) == ticket:  # else nobody waits for it, and it may have let go of it
+                raise
         finally:
-            member.judging = False
+            if member.judging == ticket:
+                member.judging = b""
 
     async def _read(self, member: Member, question: _Question, message: Reply, octets: Octets) -> None:
         asked, server = question.note.round, self._server if question.server is None else question.server
@@ -517,7 +531,9 @@ class NetworkFleet:
             if not self._settle(member, ticket):
                 return  # too late
             member.faults, member.contacts, member.speed = 0, member.contacts + 1, arrival.speed
-            member.late = max(0.0, member.late - FORGIVEN)
+            member.strikes = max(0.0, member.strikes - FORGIVEN)
+            if member.contacts % REFORMED == 0:
+                member.exclusions = max(0, member.exclusions - 1)
             member.seconds = monotonic() - question.asked_at
             member.steps += arrival.steps
             self.totals.contacts += 1
@@ -528,7 +544,8 @@ class NetworkFleet:
 
     async def _refinement(self, member: Member, ticket: bytes, request: Packet) -> Packet:
         question = messages.to_bytes(Repair(ticket, wire.to_bytes(request)))
-        back = self._journal.get(member.name, question) or await self._ask(member, question)
+        kept = await self._computed(lambda: self._journal.get(member.name, question))
+        back = kept or await self._ask(member, question)
         match messages.from_bytes(back):
             case Refinement(bits):
                 refinement = wire.from_bytes(bits)
@@ -572,7 +589,7 @@ class NetworkFleet:
     def _prompt(self) -> float:
         """Seconds after which an answer is slow: `slow` times what is usual, one vote a client."""
         known = [member.seconds for member in self._members.values() if not isnan(member.seconds)]
-        return max(PROMPT, self._limits.slow * median(known)) if known else inf
+        return max(self._limits.prompt, self._limits.slow * median(known)) if known else inf
 
     def _wait(self, seconds: float) -> None:
         if self._stop.is_set():
@@ -613,27 +630,28 @@ class NetworkFleet:
         self._arrived = [arrival for arrival in self._arrived if arrival.round >= since]
         for name, ticket in list(self._owing.items()):
             if self._questions[ticket].note.round < since:
-                self._is_late(self._members[name])
+                self._strike(self._members[name], "late answers")
                 self._lose(self._members[name], ticket)
 
-    def _is_late(self, member: Member) -> None:
-        """Nobody waits for it any longer; done again and again, it is a fault."""
-        member.late += 1
-        if member.late >= self._limits.faults and self._is_live(member):
-            self._leave_out(member, "slow answers")
+    def _strike(self, member: Member, what: str) -> None:
+        """No fault, if it happens now and then."""
+        member.strikes += 1
+        if member.strikes >= self._limits.faults and self._is_live(member):
+            self._leave_out(member, what)
 
     def _leave_out(self, member: Member, why: str) -> None:
         seconds = min(self._limits.exclusion * 2**member.exclusions, LONGEST_EXCLUSION)
         member.left_out_until = monotonic() + seconds
-        member.faults, member.late, member.exclusions = 0, 0.0, min(member.exclusions + 1, MOST_EXCLUSIONS)
+        member.faults, member.strikes, member.exclusions = 0, 0.0, min(member.exclusions + 1, MOST_EXCLUSIONS)
         _log.warning("%s is left out for %.0f s: %d %s", member.name, seconds, self._limits.faults, why)
 
     # Without it
 
     def _miss(self, member: Member, ticket: bytes) -> None:
-        """It does not answer; it is not asked again before it says hello."""
+        """It does not answer; it is not asked again before it says hello, unless it has come back meanwhile."""
         with self._changed:
-            member.away = True
+            question = self._questions.get(ticket)
+            member.away = question is None or member.heard <= question.asked_at
             self._lose(member, ticket)
 
     def _fault(self, member: Member, reason: str, ticket: bytes | None = None) -> None:

@@ -60,6 +60,8 @@ class Calm(logging.Filter):
         if len(self._said) >= REMEMBERED and key not in self._said:
             self._said.clear()
         self._said[key] = since, often + 1
+        if not record.name.startswith("quafl"):
+            record.exc_info = record.stack_info = None  # a library's traceback, which a peer may have provoked
         text = record.getMessage()
         shown = text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
         record.msg, record.args = shown + (f" ({left_out} like this were left out)" if left_out else ""), ()

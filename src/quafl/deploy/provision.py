@@ -149,6 +149,23 @@ class Kit:
         return Credentials(_key_pem(pair.key), _pem(pair.certificate), _pem(authority))
 
 
+class Watch:
+    """Of a kit while its party runs, which may be renewed meanwhile: what there is to say of its certificate's end."""
+
+    def __init__(self, kit: Kit) -> None:
+        self._path, self._expires, self._expiry = kit.path, kit.expires, Expiry(kit.name, kit.expires)
+
+    def due(self) -> str | None:
+        """A sentence, if there is something new to say."""
+        try:
+            kit = open_kit(self._path)
+        except (ProvisionError, OSError):  # it is just being copied
+            return None
+        if kit.expires != self._expires:
+            self._expires, self._expiry = kit.expires, Expiry(kit.name, kit.expires)
+        return self._expiry.due()
+
+
 def init(
     folder: Path,
     address: str,
@@ -294,7 +311,7 @@ def read_peer(pem: bytes) -> Peer:
         certificate = x509.load_pem_x509_certificate(pem)
         (subject,) = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
         found = [extension.value for extension in certificate.extensions]
-    except (ValueError, x509.DuplicateExtension, x509.UnsupportedGeneralNameType) as error:
+    except (ValueError, x509.InvalidVersion, x509.DuplicateExtension, x509.UnsupportedGeneralNameType) as error:
         raise ProvisionError(f"the certificate is not of a QuAFL federation: {error}") from error
     name = str(subject.value)
     is_client = all(extension in found for extension in _client(name))

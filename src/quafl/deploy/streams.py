@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import resource
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, NoReturn
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what matters of its complaints, this file says in a sentence
 
@@ -28,7 +29,7 @@ import grpc.aio
 from quafl.core.seams import WireError
 from quafl.deploy import provision
 from quafl.deploy.carrier import Hears, Loop, Octets, Unadmitted, Unreachable
-from quafl.deploy.line import AT_ONCE, LARGEST_FRAME, Line
+from quafl.deploy.line import AT_ONCE, LARGEST_FRAME, PENDING, Line
 from quafl.deploy.provision import Kit, Peer, ProvisionError
 
 _log = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ ALIVE_MS = 10_000  # between two signs of life of a connection, and how long the
 FILES = 65_536  # connections and files that a server may have open, if the system lets it
 REDIAL_SECONDS = 0.5, 5.0  # at first, at most
 STOP_SECONDS = 0.2
+STREAMS = 4  # of one certificate; all but one are ending
 
 _COMMON = (
     ("grpc.max_receive_message_length", LARGEST_FRAME),
@@ -90,6 +92,7 @@ class GrpcServer:
         self._service: Hears
         self._largest = 0
         self._connected: dict[str, _Connected] = {}
+        self._streams: Counter[str] = Counter()  # by name; one that is not read by the client takes long to end
         self._revoked = provision.revoked(kit.path)
         self._certificate = b""
 
@@ -139,6 +142,16 @@ class GrpcServer:
     async def _talk(self, _: Any, context: Any) -> None:
         """A client's stream, from its beginning to its end."""
         peer, session = await self._admit(context)
+        self._streams[peer.name] += 1
+        try:
+            ended = await self._listen(context, peer, session)
+            if ended is not None:
+                await _abort(context, *ended)
+        finally:
+            self._streams[peer.name] -= 1
+
+    async def _listen(self, context: Any, peer: Peer, session: str) -> tuple[grpc.StatusCode, str] | None:
+        """Until the client hangs up, or this end has a reason to."""
         await context.send_initial_metadata(())
         name = peer.name
         line = Line(context.write, partial(self._service.hear, name), partial(self._service.room, name), self._largest)
@@ -161,8 +174,7 @@ class GrpcServer:
             if self._connected.get(name) is here:
                 del self._connected[name]
                 self._service.gone(name)
-        if here.ended is not None:
-            await context.abort(*here.ended)
+        return here.ended
 
     async def _admit(self, context: Any) -> tuple[Peer, str]:
         """Who it is; the stream ends here, before a message of it is read, if it is nobody who is let in."""
@@ -171,18 +183,20 @@ class GrpcServer:
         try:
             peer = provision.read_peer(certificate)
         except ProvisionError as error:
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
+            await _refuse(context, str(error))
         refusal = self._refusal(peer)
         if refusal is not None:
             _log.warning("%s, from %s, is not let in: %s", peer.name, _readable(context.peer()), refusal)
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, refusal)
+            await _refuse(context, refusal)
         if said.get("quafl-version") != VERSION:
             theirs = str(said.get("quafl-version"))[:20]
-            sentence = f"the server speaks version {VERSION}, the client {theirs!r}; upgrade the older"
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, sentence)
+            await _refuse(context, f"the server speaks version {VERSION}, the client {theirs!r}; upgrade the older")
         session = str(said.get("quafl-session"))
         if not re.fullmatch(r"[0-9a-f]{32}", session):
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, "the client does not say which process it is")
+            await _refuse(context, "the client does not say which process it is")
+        if self._streams[peer.name] >= STREAMS:
+            _log.warning("%s has %d streams that have not ended; another is not let in", peer.name, STREAMS)
+            await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, "earlier streams have not ended")
         return peer, session
 
     def _refusal(self, peer: Peer) -> str | None:
@@ -212,25 +226,23 @@ class GrpcServer:
         there.reading.cancel()
 
     async def _watch(self) -> None:
-        expires, expiry = self._kit.expires, provision.Expiry(self._kit.name, self._kit.expires)
+        watch = provision.Watch(self._kit)
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             try:
                 self._revoked = provision.revoked(self._kit.path)
-                kit = provision.open_kit(self._kit.path)
             except ProvisionError as error:
                 _log.error("%s; keeping to what was there before", error)
-                continue
-            if kit.expires != expires:
-                expires, expiry = kit.expires, provision.Expiry(kit.name, kit.expires)
-            sentence = expiry.due()
-            if sentence is not None:
-                _log.warning("%s", sentence)
+            except Exception:
+                _log.exception("reading who was revoked; keeping to what was there before")
             for there in list(self._connected.values()):
                 refusal = self._refusal(there.peer)
                 if refusal is not None and there.ended is None:
                     _log.warning("%s is hung up on: %s", there.peer.name, refusal)
                     self._end(there, refusal)
+            sentence = watch.due()
+            if sentence is not None:
+                _log.warning("%s", sentence)
 
     def _configuration(self) -> Any:
         key, self._certificate, authority = self._kit.credentials(self._passphrase)
@@ -255,6 +267,21 @@ class _OneMethod(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no t
 
     def service(self, details: Any) -> Any:
         return self._handler if details.method == METHOD else None
+
+
+async def _refuse(context: Any, sentence: str) -> NoReturn:
+    await _abort(context, grpc.StatusCode.PERMISSION_DENIED, sentence)
+
+
+async def _abort(context: Any, code: grpc.StatusCode, sentence: str) -> NoReturn:
+    """End a stream with a reason, if its other end is still there."""
+    try:
+        await context.abort(code, sentence)
+    except grpc.aio.AbortError:
+        raise
+    except Exception as error:  # it is gone; gRPC raises this and that
+        raise asyncio.CancelledError from error
+    raise AssertionError("gRPC goes on after an abort")
 
 
 async def _frames(stream: Any) -> AsyncIterator[bytes]:
@@ -289,6 +316,7 @@ class GrpcClient:
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="contact")
         self._line: Line | None = None
         self._refusal = Unreachable("has not been reached yet")
+        self._used = b""  # the certificate that it has dialled with
 
     def start(self, session: str, hear: Callable[[Octets], bytes], *, largest: int) -> None:
         """Dial, as this process, and have messages of at most so many octets heard, each in a thread."""
@@ -318,7 +346,9 @@ class GrpcClient:
             began = monotonic()
             try:
                 await self._talk()
-                self._refusal = Unreachable("has hung up")
+            except Unadmitted as error:
+                final = self._used == self._certificate()
+                self._refusal = error if final else Unreachable(f"says that {error}; dialling with the renewed one")
             except Unreachable as error:
                 self._refusal = error
             except ProvisionError as error:  # as when somebody is just copying a renewed kit
@@ -330,8 +360,15 @@ class GrpcClient:
             pause = REDIAL_SECONDS[0] if monotonic() - began > most else min(2 * pause, most)
             await asyncio.sleep(pause)
 
+    def _certificate(self) -> bytes:
+        """The one in the kit now."""
+        with contextlib.suppress(OSError):
+            return (self._path / provision.CERTIFICATE).read_bytes()
+        return b""
+
     async def _talk(self) -> None:
         """One connection, from its beginning to its end."""
+        self._used = self._certificate()
         kit = provision.open_kit(self._path)  # anew: it may have been renewed
         if kit.ended:
             raise Unadmitted(kit.warning() or "the certificate has ended")
@@ -343,7 +380,7 @@ class GrpcClient:
             call = talk(metadata=(("quafl-version", VERSION), ("quafl-session", self._session)))
             try:
                 await call.initial_metadata()
-                line = Line(call.write, self._hear, lambda: self._largest, self._largest)
+                line = Line(call.write, self._hear, lambda: PENDING * self._largest, self._largest)
                 self._line = line
                 await line.read(_frames(call))
                 raise _reason(await call.code(), await call.details(), where)

@@ -59,7 +59,8 @@ from quafl.record.summary import RecordError
 _log = logging.getLogger(__name__)
 
 HELLO_PATIENCE = 5.0  # seconds for the server's answer to them
-PATIENCE = 30.0  # for its answers to anything else
+PATIENCE = 30.0  # for its answers to anything else,
+SLOWEST_LINK = 10_000  # and a second more for so many octets that it is sent
 FAR = 0.5  # of a message's blocks; if more do not decode, the model in full costs less than their repair
 
 
@@ -517,7 +518,7 @@ class Worker:
         return self._say(messages.to_bytes(message))
 
     def _say(self, octets: bytes, within: float = PATIENCE) -> Message:
-        answer = self._ask(octets, within)
+        answer = self._ask(octets, within + len(octets) / SLOWEST_LINK)
         self._count(sent=octets, received=answer)
         return messages.from_bytes(answer)
 

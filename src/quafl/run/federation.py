@@ -164,10 +164,10 @@ class ClientProcess:
         _log.info("%s is dialling the server at %s", self._kit.name, self._kit.target)
         worker = self._worker
         self._carrier.start(worker.session, worker.hear, largest=self._largest)
-        expiry = provision.Expiry(self._kit.name, self._kit.expires)
+        watch = provision.Watch(self._kit)
 
         def look() -> None:
-            sentence = expiry.due()
+            sentence = watch.due()
             if sentence is not None:
                 _log.warning("%s", sentence)
 

@@ -34,6 +34,7 @@ class FederationClients(Section):
     silence: float = Field(default=10.0, gt=2 * HELLO_SECONDS, allow_inf_nan=False)
     contact_seconds: Positive = 30.0
     slow: Annotated[float, Field(ge=1)] = 10.0
+    prompt: NotNegative = 0.25
     far: Positive = 20.0
     faults: int = Field(default=3, ge=1)
     exclusion: NotNegative = 60.0
@@ -46,6 +47,7 @@ class FederationClients(Section):
             silence=self.silence,
             contact_seconds=self.contact_seconds,
             slow=self.slow,
+            prompt=self.prompt,
             far=self.far,
             faults=self.faults,
             exclusion=self.exclusion,
