@@ -1,5 +1,5 @@
-"""A client with a certificate that floods the server: `python flooder.py KIT SECONDS`. It dials again when it is hung up
-on, and does so in four ways at the same time."""
+"""A client with a certificate that floods the server: `python flooder.py KIT SECONDS`. It dials again when it is hung
+up on, and does so in four ways at the same time."""
 
 import asyncio
 import os

@@ -347,8 +347,10 @@ class GrpcClient:
             try:
                 await self._talk()
             except Unadmitted as error:
-                final = self._used == self._certificate()
-                self._refusal = error if final else Unreachable(f"says that {error}; dialling with the renewed one")
+                if self._used == self._certificate():
+                    self._line, self._refusal = None, error
+                    return
+                self._refusal = Unreachable(f"says that {error}; dialling with the renewed one")
             except Unreachable as error:
                 self._refusal = error
             except ProvisionError as error:  # as when somebody is just copying a renewed kit
