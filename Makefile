@@ -5,7 +5,7 @@ INSTALLED := .venv/installed
 FEDERATED := provision streams federation defence flare processes attacks
 
 .DEFAULT_GOAL := help
-.PHONY: help demo federation test test-federation lint bench-codec bench-sim bench-gpu bench-federation record-tasks \
+.PHONY: help demo federation test test-federation lint bench-codec bench-sim bench-gpu bench-federation bench-attacks record-tasks \
   tune-demo format clean
 
 help: ## Show this help
@@ -50,6 +50,9 @@ bench-gpu: $(INSTALLED) ## Measure the simulator on a GPU (ten minutes; needs on
 
 bench-federation: $(INSTALLED) ## Measure real federations: latency, rounds, memory (a quarter of an hour)
 	$(BIN)/python benchmarks/federation.py
+
+bench-attacks: $(INSTALLED) ## Measure what clients that lie can do, with and without each defence (half an hour)
+	$(BIN)/python benchmarks/attacks.py
 
 record-tasks: $(INSTALLED) ## Train each task on its real data and record it (an hour or more; needs the data)
 	$(BIN)/python benchmarks/tasks.py run page

@@ -611,6 +611,15 @@ def _made(part: dict[str, Any]) -> str:
     return f"`{part['command']}`, {made['platform']}, torch {made['torch']}, {part['date']}"
 
 
+def _short(value: Any) -> Any:
+    """With five digits."""
+    if isinstance(value, dict):
+        return {key: _short(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_short(part) for part in value]
+    return float(f"{value:.5g}") if isinstance(value, float) else value
+
+
 def main() -> None:
     torch.set_num_threads(1)
     record = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
@@ -620,7 +629,7 @@ def main() -> None:
         else:
             made = {"versions": versions(), "date": datetime.now(UTC).date().isoformat()}
             record[part] = {**made, "command": f"python benchmarks/attacks.py {part}", "measured": PARTS[part]()}
-            RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+            RECORD.write_text(json.dumps(_short(record), separators=(",", ":")) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
