@@ -515,16 +515,10 @@ class NetworkFleet:
     async def _read(self, member: Member, question: _Question, message: Reply, octets: Octets) -> None:
         asked, server = question.note.round, self._server if question.server is None else question.server
         ticket, known = message.ticket, list[Packet]()
-        while True:
-            try:
-                read = await self._computed(
-                    lambda: self._judge.read(member.name, message, asked, server, _replay(known))
-                )
-                break
-            except _Wanted as wanted:
-                if len(known) == MOST_REPAIRS:
-                    raise DecodeError(f"does not decode after {MOST_REPAIRS} repairs") from None
-                known.append(await self._refinement(member, ticket, wanted.request))
+        while not isinstance(read := await self._attempt(member, message, asked, server, known), tuple):
+            if len(known) == MOST_REPAIRS:
+                raise DecodeError(f"does not decode after {MOST_REPAIRS} repairs")
+            known.append(await self._refinement(member, ticket, read))
         arrival = _Arrival(member, ticket, asked, *read, max(message.steps, 0), message.distance, message.speed)
         await self._computed(lambda: self._journal.add(member.name, ticket, octets))
         with self._changed:
@@ -541,6 +535,15 @@ class NetworkFleet:
             self.totals.idle += message.steps == 0
             self._arrived.append(arrival)
             self._changed.notify_all()
+
+    async def _attempt(
+        self, member: Member, message: Reply, asked: int, server: ServerState, known: list[Packet]
+    ) -> tuple[Tensor, Tensor] | Packet:
+        """What a reply says; or what has to be asked for first. Nothing else is kept of the attempt."""
+        try:
+            return await self._computed(lambda: self._judge.read(member.name, message, asked, server, _replay(known)))
+        except _Wanted as wanted:
+            return wanted.request
 
     async def _refinement(self, member: Member, ticket: bytes, request: Packet) -> Packet:
         question = messages.to_bytes(Repair(ticket, wire.to_bytes(request)))

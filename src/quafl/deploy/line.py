@@ -58,12 +58,20 @@ class _Coming:
 
 class Line:
     """One end of a stream. `write` sends a frame; `hear` answers a question of the peer's; `room` is how many octets
-    its questions that are not answered yet may have together, `largest` how many an answer may have."""
+    its questions that are not answered yet may have together, `largest` how many an answer may have. Of a peer that is
+    `trusted`, as the server is, everything is read at once."""
 
     def __init__(
-        self, write: Callable[[bytes], Awaitable[None]], hear: Hear, room: Callable[[], int], largest: int
+        self,
+        write: Callable[[bytes], Awaitable[None]],
+        hear: Hear,
+        room: Callable[[], int],
+        largest: int,
+        *,
+        trusted: bool = False,
     ) -> None:
         self._write_frame, self._hear, self._room, self._largest = write, hear, room, largest
+        self._trusted = trusted
         self._writing = asyncio.Lock()
         self._unsent = 0  # frames
         self._asked = 0
@@ -113,10 +121,9 @@ class Line:
         kind, number, whole = _FRAME.unpack_from(frame)
         if kind > GIVE_UP or any(frame[_ZEROS]) or (kind == GIVE_UP and len(frame) > _FRAME.size):
             raise WireError(f"frame begins with {frame[:4].hex()}, which is nothing that this end knows")
-        await _pause(self._frames.take())
         awaited = kind == ANSWER and number in self._awaited
-        if not awaited:
-            await _pause(self._octets.take(len(frame)))
+        if not self._trusted:
+            await _pause(max(self._frames.take(), 0.0 if awaited else self._octets.take(len(frame))))
         if kind == GIVE_UP:
             if self._coming.pop((ASK, number), None) is not None:
                 self._release(number)
@@ -159,7 +166,8 @@ class Line:
             if not self._awaited[number].done():
                 self._awaited[number].set_result(octets)
             return
-        await _pause(self._questions.take())
+        if not self._trusted:
+            await _pause(self._questions.take())
         self._hold(self._answer(number, octets))
 
     async def _answer(self, number: int, octets: bytearray) -> None:

@@ -382,7 +382,7 @@ class GrpcClient:
             call = talk(metadata=(("quafl-version", VERSION), ("quafl-session", self._session)))
             try:
                 await call.initial_metadata()
-                line = Line(call.write, self._hear, lambda: PENDING * self._largest, self._largest)
+                line = Line(call.write, self._hear, lambda: PENDING * self._largest, self._largest, trusted=True)
                 self._line = line
                 await line.read(_frames(call))
                 raise _reason(await call.code(), await call.details(), where)
