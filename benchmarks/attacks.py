@@ -25,7 +25,7 @@ from quafl.codec import QSGD
 from quafl.core.defence import Defence, Heard, Held
 from quafl.core.randomness import derive
 from quafl.core.seams import Algorithm, Codec, Packet, Replies, ServerState
-from quafl.run import versions
+from quafl.run.versions import versions
 from quafl.settings.defence import FederationDefence
 from quafl.sim import Diverged, World
 from quafl.tasks import Supervised, digits, partition

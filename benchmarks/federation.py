@@ -39,7 +39,7 @@ from quafl.deploy.journal import Journal
 from quafl.deploy.messages import Contact, Finished, Hello, Received, Reply
 from quafl.deploy.streams import GrpcClient, GrpcServer, largest_message
 from quafl.deploy.worker import Terms, Worker
-from quafl.run import versions
+from quafl.run.versions import versions
 from quafl.tasks.local import Local
 from quafl.tasks.models import mlp
 

@@ -18,7 +18,7 @@ from typing import Any
 from quafl.record.maps import NOBODY
 from quafl.record.rows import read_rows
 from quafl.run.figures import BESIDE, PICTURE, TABLE, VERDICT, fingerprint
-from quafl.settings import Reproduction, figures, load_figure
+from quafl.settings.figures import Reproduction, figures, load_figure
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 INTRODUCTION = """\

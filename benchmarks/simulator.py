@@ -23,8 +23,8 @@ from torch import nn
 from torch.nn import functional
 
 from quafl.record import checkpoints
-from quafl.run import versions
-from quafl.settings import load
+from quafl.run.versions import versions
+from quafl.settings.reading import load
 from quafl.sim import Simulation
 from quafl.tasks.supervised import Examples, Supervised
 

@@ -9,10 +9,11 @@ import csv
 import sys
 from pathlib import Path
 
-from quafl import run
 from quafl.record.files import write_atomically
 from quafl.record.summary import final, ranked, read_curve, time_to_target
-from quafl.settings import load
+from quafl.run.folders import prepare
+from quafl.run.pool import run
+from quafl.settings.reading import load
 
 GRID = [0.1, 0.2, 0.5, 1.0, 2.0]
 SEEDS = [100, 101, 102]  # others than the demo's
@@ -25,8 +26,8 @@ def main(out: Path) -> None:
         for lr in GRID
         for settings in load("demo", ["task.judge=validation", f"run.seeds={SEEDS}", f"algorithm.lr={lr}"])
     ]
-    folders = run.prepare(curves, out, overwrite=True)
-    run.run(folders, processes=2, on_news=lambda job, news: None)
+    folders = prepare(curves, out, overwrite=True)
+    run(folders, processes=2, on_news=lambda job, news: None)
     grid = {folder.settings.label: read_curve(folder.path) for folder in folders}
     names = [settings.label for settings in load("demo")]
     best = {name: ranked([grid[f"{name} lr {lr}"] for lr in GRID])[0].settings["algorithm"]["lr"] for name in names}

@@ -9,6 +9,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+from quafl.codec.directions import codecs_for
 from quafl.core.seams import Algorithm, Codec, Optimizer, ServerState, Task
 from quafl.deploy.carrier import Loop, Octets, Unreachable
 from quafl.deploy.clock import WallClock
@@ -17,7 +18,6 @@ from quafl.deploy.fleet import Limits, NetworkFleet
 from quafl.deploy.journal import Journal
 from quafl.deploy.worker import Terms, Worker
 from quafl.record.checkpoints import Checkpoints
-from quafl.sim import codecs_for
 
 PROMPT = Limits(silence=60.0, contact_seconds=5.0)
 

@@ -14,10 +14,11 @@ from worlds import NEVER, steady, world
 import quafl
 from quafl import Absence, FedAvg, FedBuff, FedNova, Lattice, Plan, QuAFL, Simulation, adam, momentum, sgd
 from quafl.codec import QSGD, Identity, wire
+from quafl.codec.directions import codecs_for
 from quafl.core.seams import Algorithm, Codec, Optimizer, Task
 from quafl.record import checkpoints
 from quafl.record.rows import Row
-from quafl.sim import Diverged, World, codecs_for
+from quafl.sim import Diverged, World
 from quafl.sim.speeds import Constant
 from quafl.tasks import Quadratic, Supervised, digits, partition
 

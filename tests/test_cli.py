@@ -22,7 +22,7 @@ from quafl.record.rows import read_rows
 from quafl.record.summary import RecordError
 from quafl.run.jobs import Job, compute
 from quafl.run.pool import places
-from quafl.settings import load
+from quafl.settings.reading import load
 
 SMALL = ["run.until=60", "run.seeds=[3,4]", "clients.count=8", "algorithm.sampled=2"]
 

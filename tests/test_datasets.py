@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from quafl.core.counter import Draws, key_from
-from quafl.settings import load
+from quafl.settings.reading import load
 from quafl.tasks import DataError, cifar10, fashion_mnist, leaf, mnist, partition
 from quafl.tasks import celeba as read_celeba
 from quafl.tasks.augment import crop_and_flip

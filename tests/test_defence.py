@@ -15,8 +15,9 @@ from quafl import Defence, FedAvg, FedBuff, FedNova, Lattice, Plan, QuAFL, Simul
 from quafl.codec import QSGD
 from quafl.core.defence import MOVED, RECENT, Heard
 from quafl.core.seams import Codec, Ids, Packet, Replies, ServerState
-from quafl.settings import SettingsError, load
+from quafl.settings.base import SettingsError
 from quafl.settings.defence import FederationDefence
+from quafl.settings.reading import load
 from quafl.sim import World
 from quafl.sim.speeds import Constant
 from quafl.tasks import Quadratic, Supervised, digits, partition

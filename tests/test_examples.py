@@ -9,7 +9,7 @@ import pytest
 from federations import federation
 
 from quafl.deploy.coordinator import Plan
-from quafl.settings import load_federation
+from quafl.settings.reading import load_federation
 from quafl.tasks.local import make
 
 EXAMPLES = Path(__file__).parents[1] / "examples"

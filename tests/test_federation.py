@@ -487,6 +487,22 @@ def test_a_server_starts_again_with_other_settings_and_more_places(tmp_path: Pat
         assert [member.contacts > 0 for member in made.fleet.members()] == [True] * 3
 
 
+def test_a_client_that_is_told_of_another_optimizer_while_it_works_goes_on_with_that(tmp_path: Path) -> None:
+    with federation(tmp_path, FedAvg(sampled=1, local_steps=20), Lattice(bits=6), sgd(0.2)) as made:
+        made.serve(ServerState(*problem().initial()))
+        worker = made.join("a", problem(), step_seconds=0.05)
+        ask(made, torch.zeros(DIM), [0])
+        wait_for(lambda: "steps" in worker.status())
+        sleep(0.2)  # it works
+        made.terms = made.terms._replace(optimizer=momentum(0.05))
+        made.fleet._welcome = {"run": "test", "optimizer": "another"}
+        worker.say_hello()
+        sleep(0.2)
+        assert worker.failure is None
+        ask(made, torch.zeros(DIM), [0], round=1)
+        assert made.fleet.receive(1, 10.0, 1).senders.tolist() == [0]
+
+
 def test_a_disk_that_takes_nothing_ends_neither_server_nor_client(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

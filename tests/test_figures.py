@@ -14,11 +14,12 @@ from quafl.cli import app
 from quafl.record.maps import NOBODY, draw, first
 from quafl.record.summary import Curve
 from quafl.record.verdicts import overall
-from quafl.run import accumulate, grid
 from quafl.run.figures import fewest_bits, fingerprint
+from quafl.run.folders import accumulate
+from quafl.run.tuning import grid
 from quafl.run.versions import joined
-from quafl.settings import SettingsError, figures, load_figure
-from quafl.settings.figures import Tuning
+from quafl.settings.base import SettingsError
+from quafl.settings.figures import Tuning, figures, load_figure
 
 # The labels of the paper's figures.
 LABELS = [

@@ -28,7 +28,8 @@ from quafl.deploy.carrier import Octets, Unreachable
 from quafl.deploy.flare import OCTETS, SECRET, TASK, TOPIC, FlareClient, FlareServer
 from quafl.record.rows import read_rows
 from quafl.run.flare import ALLOWED, make_job
-from quafl.settings import SettingsError, load_federation
+from quafl.settings.base import SettingsError
+from quafl.settings.reading import load_federation
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "flare"
 NAMES = "north", "south"

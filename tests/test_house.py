@@ -1,6 +1,7 @@
 """The import arrows of ARCHITECTURE.md."""
 
 import ast
+import subprocess
 import sys
 from pathlib import Path
 
@@ -19,7 +20,7 @@ OWN = {
     "cli": {"", "cli", "run", "record", "settings", "tasks", "deploy.provision"},
     "theory": {"theory"},
     "version": set(),
-    "__init__": {"core", "codec", "sim", "tasks.local", "version"},
+    "__init__": {"core", "codec", "sim", "tasks.local", "version"},  # lazily
 }
 FOREIGN = {
     "core": {"torch"},
@@ -75,6 +76,19 @@ def test_every_room_is_in_the_picture() -> None:
 def test_algorithm_1_stays_readable_next_to_the_paper() -> None:
     code = [line for line in (PACKAGE / "core" / "quafl.py").read_text(encoding="utf-8").splitlines() if line.strip()]
     assert len(code) <= 120
+
+
+LEAN = """
+import sys
+import quafl.cli, quafl.cli.federation, quafl.run.federation
+heavy = {"matplotlib", "scipy", "sklearn", "pooch", "PIL", "ray", "nvflare", "pandas"}
+print(sorted(name for name in sys.modules if name.split(".")[0] in heavy or name.startswith("quafl.sim")))
+"""
+
+
+def test_a_client_s_process_imports_neither_the_simulator_nor_plots() -> None:
+    done = subprocess.run([sys.executable, "-c", LEAN], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_every_carrier_stays_behind_its_seam() -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from quafl.settings import SettingsError, builtin, load
+from quafl.settings.base import SettingsError
+from quafl.settings.reading import builtin, load
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from quafl.codec import Identity
+from quafl.codec.directions import codecs_for
 from quafl.core import sgd
 from quafl.core.randomness import Generators
 from quafl.core.seams import Algorithm, Codec, Codecs, Optimizer, ServerState, Speeds, Task
-from quafl.sim import codecs_for
 from quafl.sim.clock import VirtualClock
 from quafl.sim.fleet import SimulatedFleet
 from quafl.sim.link import Link

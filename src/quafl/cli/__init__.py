@@ -1,21 +1,47 @@
-"""The command line."""
+"""The command line. A command's file is imported when it is called: a client needs neither plots nor the simulator."""
 
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-import quafl
-from quafl.cli import federation, figures, runs
-from quafl.cli.terminal import console
+from quafl.cli.terminal import console, extras
+from quafl.version import __version__
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
-for part in runs, figures, federation:
-    app.add_typer(part.app)
+HOMES = {
+    **dict.fromkeys(("run", "export", "report"), "runs"),
+    **dict.fromkeys(("reproduce", "tune"), "figures"),
+    **dict.fromkeys(("federation", "server", "client"), "federation"),
+}
+
+
+class _Commands(TyperGroup):
+    """By their names, from their files."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(HOMES)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in HOMES:
+            return None
+        with extras():
+            group: Any = typer.main.get_command(import_module(f"quafl.cli.{HOMES[cmd_name]}").app)
+        return group.commands[cmd_name]
+
+
+app = typer.Typer(
+    cls=_Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
 
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        console.print(f"quafl {quafl.__version__}", highlight=False)
+        console.print(f"quafl {__version__}", highlight=False)
         raise typer.Exit
 
 

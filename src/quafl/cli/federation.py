@@ -14,9 +14,9 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from quafl.cli.terminal import REPORT, complain, conclude, console, one_sentence
+from quafl.cli.terminal import REPORT, complain, console, extras, one_sentence
 from quafl.record.summary import RecordError, read_curve
-from quafl.settings import SettingsError, load_federation
+from quafl.settings.base import SettingsError
 
 PASSPHRASE = "QUAFL_PASSPHRASE"  # the environment variable that answers whatever asks for a passphrase
 
@@ -161,6 +161,8 @@ def server(
     ] = None,
 ) -> None:
     """Be the server of a federation; started again, it goes on where it was."""
+    from quafl.settings.reading import load_federation
+
     with one_sentence(), _engine() as (federated, provision):
         opened = provision.open_kit(kit)
         if not opened.is_server:
@@ -205,7 +207,7 @@ def client(
 @contextmanager
 def _provisioning() -> Iterator[Any]:
     """The part that makes and reads kits; what is wrong with them ends with a sentence."""
-    with _extras():
+    with extras():
         from quafl.deploy import provision
     try:
         yield provision
@@ -217,21 +219,10 @@ def _provisioning() -> Iterator[Any]:
 def _engine() -> Iterator[tuple[Any, Any]]:
     """The parts that make a party run."""
     with _provisioning() as provision:
-        with _extras():
+        with extras():
             from quafl.run import federation as federated
         sys.path.insert(0, str(Path.cwd()))  # where a user's task may be
         yield federated, provision
-
-
-@contextmanager
-def _extras() -> Iterator[None]:
-    """Imports of what not everybody has installed."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("cryptography", "grpc"):
-            raise
-        complain("real federations need grpcio and cryptography: pip install 'quafl[federation]'")
 
 
 def _passphrase(what: str, is_needed: bool, *, new: bool = False) -> str | None:
@@ -309,4 +300,6 @@ def _conclude_run(folder: Path) -> None:
     except RecordError:
         console.print(f"The server has no test data; the model is in {folder}", highlight=False, soft_wrap=True)
         return
+    with extras():
+        from quafl.cli.results import conclude
     conclude([curve], folder / REPORT)

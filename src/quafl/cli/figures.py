@@ -11,10 +11,14 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from quafl import run as runner
-from quafl.cli.terminal import REPORT, Changes, Device, Jobs, complain, conclude, console, one_sentence, work_off
-from quafl.record.summary import RecordError, read_curve
-from quafl.settings import Reproduction, Settings, figures, load_figure, local_steps
+from quafl.cli.results import conclude, work_off
+from quafl.cli.terminal import REPORT, Changes, Device, Jobs, complain, console, one_sentence
+from quafl.record.summary import RecordError, RunError, read_curve
+from quafl.run import figures as judging
+from quafl.run.folders import RunFolder, accumulate, share
+from quafl.run.tuning import choose, grid
+from quafl.settings.curve import Settings
+from quafl.settings.figures import Reproduction, figures, load_figure, local_steps
 from quafl.tasks import DataError
 
 app = typer.Typer()
@@ -51,7 +55,7 @@ def reproduce(
             wanted = load_figure(one, overrides, quick=quick)
             try:
                 _reproduce(wanted, out, jobs, shlex.join(["quafl", "reproduce", one, *said]))
-            except (DataError, RecordError, runner.RunError) as error:
+            except (DataError, RecordError, RunError) as error:
                 if name != "all":
                     raise
                 left.append(one)
@@ -87,7 +91,7 @@ def _reproduce(wanted: Reproduction, out: Path, jobs: int | None, command: str) 
     folders = _begun(wanted.curves, runs, place.parent)
     troubles = work_off(folders, GO_ON, jobs=jobs)
     place.mkdir(parents=True, exist_ok=True)
-    result = runner.conclude(wanted, place, folders, command)
+    result = judging.conclude(wanted, place, folders, command)
     for claim in result["claims"]:
         _tell(claim)
     for question in result["questions"]:
@@ -100,10 +104,10 @@ def _reproduce(wanted: Reproduction, out: Path, jobs: int | None, command: str) 
         console.print(trouble, style="yellow", markup=False)
 
 
-def _begun(curves: Sequence[Settings], place: Path, among: Path) -> list[runner.RunFolder]:
+def _begun(curves: Sequence[Settings], place: Path, among: Path) -> list[RunFolder]:
     """Folders of the curves, with what they and other figures have computed already."""
-    folders = runner.accumulate(curves, place)
-    for word in runner.share(folders, among):
+    folders = accumulate(curves, place)
+    for word in share(folders, among):
         console.print(word, markup=False, highlight=False, soft_wrap=True)
     return folders
 
@@ -128,7 +132,7 @@ def _map(wanted: Reproduction, out: Path, jobs: int | None, command: str) -> Non
         cells.append(_begun(cell.curves, place, out.parent))
         for trouble in work_off(cells[-1], GO_ON, jobs=jobs):
             console.print(trouble, style="yellow", markup=False)
-    result = runner.conclude_map(wanted, out, cells, command)
+    result = judging.conclude_map(wanted, out, cells, command)
     for first in result["first"]:
         where = ", ".join(f"{key} {first[key]}" for key in wanted.figure.grid)
         said = f"{where}: {first['label']}{' (clearly)' if first['clear'] else ''}"
@@ -152,10 +156,10 @@ def tune(
         changes = [*(set_ or []), *([f"run.device={device}"] if device else [])]
         wanted = load_figure(name, changes, quick=quick, tuning=True)
         place = out / ("quick" if quick else "") / name
-        folders = runner.accumulate(runner.grid(wanted), place / "curves")
+        folders = accumulate(grid(wanted), place / "curves")
         for trouble in work_off(folders, GO_ON, jobs=jobs):
             console.print(trouble, style="yellow", markup=False)
-        lines = runner.choose(folders, place)
+        lines = choose(folders, place)
         table = Table(title="Chosen on the validation split", box=box.SIMPLE_HEAD, pad_edge=False)
         shown = "curve", "time_to_target", "final", "chosen"
         for heading in shown:

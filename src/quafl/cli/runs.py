@@ -6,11 +6,14 @@ from typing import Annotated
 import safetensors.torch
 import typer
 
-from quafl import run as runner
-from quafl.cli.terminal import REPORT, Changes, Jobs, complain, conclude, console, one_sentence, work_off
+from quafl.cli.results import conclude, work_off
+from quafl.cli.terminal import REPORT, Changes, Jobs, complain, console, one_sentence
 from quafl.record.files import write_atomically
 from quafl.record.summary import read_curve, read_curves
-from quafl.settings import Settings, SettingsError, load
+from quafl.run.folders import prepare, reopen, trained_model
+from quafl.settings.base import SettingsError
+from quafl.settings.curve import Settings
+from quafl.settings.reading import load
 
 app = typer.Typer()
 
@@ -45,11 +48,11 @@ def run(
         if resume is not None:
             if source is not None or out is not None or set_ or only or overwrite:
                 raise SettingsError("--resume takes everything from the folder; give it alone, or with -j or --ray")
-            out, folders = resume, runner.reopen(resume)
+            out, folders = resume, reopen(resume)
         elif source is None or out is None:
             raise SettingsError("say what to run and where: quafl run NAME|FILE.toml --out DIR, or --resume DIR")
         else:
-            folders = runner.prepare(_chosen(load(source, set_ or []), only), out, overwrite=overwrite)
+            folders = prepare(_chosen(load(source, set_ or []), only), out, overwrite=overwrite)
         go_on = f"continue with: quafl run --resume {out}"
         troubles = work_off(folders, go_on, jobs=jobs, ray=ray, checkpoint_seconds=checkpoint)
         conclude([read_curve(folder.path) for folder in folders], out / REPORT)
@@ -76,7 +79,7 @@ def export(
     with one_sentence():
         if which not in ("best", "last"):
             raise SettingsError(f"--which {which}: must be best or last")
-        model = runner.trained_model(folder, seed=seed, which="best" if which == "best" else "last")
+        model = trained_model(folder, seed=seed, which="best" if which == "best" else "last")
         with write_atomically(out, "wb") as stream:
             stream.write(safetensors.torch.save(model))
         console.print(

@@ -1,25 +1,15 @@
-"""What all commands share: options, complaints, progress bars, closing tables."""
+"""What all commands share: options and complaints."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from time import monotonic
 from typing import Annotated, NoReturn
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
-from quafl import run as runner
-from quafl.record import plots
-from quafl.record import report as reporting
-from quafl.record.files import InUse, write_atomically
-from quafl.record.rows import Row
-from quafl.record.summary import Curve, RecordError, ranked, sent, verdict
-from quafl.settings import SettingsError
+from quafl.record.files import InUse
+from quafl.record.summary import RecordError, RunError
+from quafl.settings.base import SettingsError
 from quafl.tasks import DataError
 
 console = Console()
@@ -32,6 +22,12 @@ Changes = Annotated[
 Jobs = Annotated[
     int | None, typer.Option("-j", "--jobs", min=1, help="Processes; by default one per core, or per GPU.")
 ]
+EXTRAS = {  # by what they bring: what an extra is called, and what it is for
+    **dict.fromkeys(("matplotlib", "scipy"), ("figures", "tables, reports and figures")),
+    **dict.fromkeys(("sklearn", "pooch", "PIL"), ("data", "the built-in datasets")),
+    **dict.fromkeys(("grpc", "cryptography"), ("federation", "real federations")),
+    "ray": ("ray", "clusters"),
+}
 Device = Annotated[str | None, typer.Option(help="Where to compute: cpu, cuda, cuda:1.")]
 
 
@@ -40,106 +36,26 @@ def one_sentence() -> Iterator[None]:
     """Bad input ends with a sentence and exit code 2, not with a traceback."""
     try:
         yield
-    except (SettingsError, RecordError, DataError, InUse, runner.RunError) as error:
+    except (SettingsError, RecordError, DataError, InUse, RunError) as error:
         complain(str(error))
     except OSError as error:
         complain(f"{error.filename}: {error.strerror}")
+
+
+@contextmanager
+def extras() -> Iterator[None]:
+    """Imports of what not everybody has installed: what is missing is named, and how to get it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in EXTRAS:
+            raise
+        name, purpose = EXTRAS[missing]
+        complain(f"{purpose} need {missing}, which is not installed: pip install 'quafl[{name}]'")
 
 
 def complain(sentence: str, code: int = 2) -> NoReturn:
     """End with a sentence."""
     Console(stderr=True, soft_wrap=True).print(f"quafl: {sentence}", style="red", markup=False, highlight=False)
     raise typer.Exit(code) from None
-
-
-def work_off(
-    folders: list[runner.RunFolder],
-    go_on: str,
-    *,
-    jobs: int | None,
-    ray: str | None = None,
-    checkpoint_seconds: float = 60.0,
-) -> list[str]:
-    """What is left to do of them, shown as it comes; `go_on` says how to, if it is interrupted. A sentence is given
-    back for each run that ended before its time."""
-    try:
-        with _progress() as progress:
-            bars = _Bars(progress, folders)
-            troubles = runner.run(folders, processes=jobs, ray=ray, on_news=bars, checkpoint_seconds=checkpoint_seconds)
-            bars.finish()
-    except runner.Interrupted as stopped:
-        complain(f"interrupted; {go_on}", code=stopped.code)
-    return troubles
-
-
-def _progress() -> Progress:
-    return Progress(
-        TextColumn("{task.description:<14}"),
-        BarColumn(bar_width=12),
-        TextColumn("{task.percentage:>3.0f} %  {task.fields[news]}"),
-        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
-        console=console,
-    )
-
-
-class _Bars:
-    """A progress bar a curve: how far its seeds are, and what they have reached."""
-
-    def __init__(self, progress: Progress, folders: list[runner.RunFolder]) -> None:
-        self._progress = progress
-        self._began = monotonic()
-        self._latest: dict[tuple[str, int], Row] = {}
-        self._first: dict[tuple[str, int], Row] = {}
-        self._bars = {}
-        self._alone = {folder.settings.label for folder in folders if folder.settings.clients.count == 1}
-        for folder in folders:
-            label, plan = folder.settings.label, folder.settings.run
-            self._bars[label] = progress.add_task(escape(label), total=plan.until * len(plan.seeds), news="")
-            progress.update(self._bars[label], completed=plan.until * len(folder.rows))
-
-    def __call__(self, job: runner.Job, word: runner.News) -> None:
-        label = job.settings.label
-        if isinstance(word, str):
-            self._progress.console.print(f"{label}, seed {job.seed}: {word}", style="yellow", markup=False)
-            return
-        key = label, job.seed
-        before = self._latest.get(key, {"time": 0.0})["time"]
-        self._first.setdefault(key, word)
-        self._latest[key] = word
-        self._progress.update(self._bars[label], advance=word["time"] - before, news=self._news(label, word))
-
-    def finish(self) -> None:
-        """The last evaluation may be a little before the end."""
-        for bar in self._bars.values():
-            self._progress.update(bar, completed=self._progress.tasks[bar].total)
-
-    def _news(self, label: str, row: Row) -> str:
-        """Of the seed that was heard last; steps and megabytes of all of the curve's."""
-        mine = [(self._first[key], row) for key, row in self._latest.items() if key[0] == label]
-        rate = sum(row["local_steps"] - first["local_steps"] for first, row in mine) / (monotonic() - self._began)
-        score = f"accuracy {row['accuracy']:.3f}" if "accuracy" in row else f"loss {row['loss']:.3g}"
-        news = f"round {row['round']:,.0f}, time {row['time']:,.0f}, {score}, {rate:,.0f} steps/s"
-        return news if label in self._alone else f"{news}, {sum(sent(row) for _, row in mine):,.0f} MB"
-
-
-def conclude(curves: list[Curve], page: Path) -> None:
-    """The closing table, who came first, and the page."""
-    if page.suffix == ".png":
-        raise RecordError(f"--out is {page}, which is where the picture beside the page goes; name it .html")
-    curves = ranked(curves)
-    headings, lines = reporting.table(curves)
-    table = Table(
-        title="Mean ± standard deviation over seeds", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True
-    )
-    for number, heading in enumerate(headings[: 1 + reporting.BRIEF]):
-        table.add_column(heading, justify="right" if number else "left", no_wrap=True)
-    for cells in lines:
-        table.add_row(*map(escape, cells[: 1 + reporting.BRIEF]))
-    console.print(table)
-    console.print(verdict(curves), markup=False, highlight=False)
-    with write_atomically(page) as stream:
-        stream.write(reporting.page(curves))
-    picture = page.with_suffix(".png")
-    with write_atomically(picture, "wb") as stream:
-        plots.to_png(reporting.main_figure(curves), stream)
-    console.print(f"Curves and settings: {page} (the first figure alone: {picture})", highlight=False, soft_wrap=True)

@@ -355,12 +355,13 @@ class Worker:
             self._changed.wait_for(lambda: self._stopping or self._something_to_do())
             if self._stopping:
                 return False
-            task, before = self._pending, self._state
+            task, before, terms = self._pending, self._state, self._terms
+        assert terms is not None
         if task is not None:
-            self._do(task)
+            self._do(task, terms)
         else:
             assert before is not None
-            self._advance(before)
+            self._advance(before, terms)
         return True
 
     def _something_to_do(self) -> bool:
@@ -371,10 +372,10 @@ class Worker:
         wants_more = self._state is not None and bool(self._state.taken < self._state.budget)
         return wants_more and self._terms.algorithm.answers == "at once"
 
-    def _advance(self, before: ClientState) -> None:
+    def _advance(self, before: ClientState, terms: Terms) -> None:
         """One local step; dropped if the state has changed meanwhile."""
         began = monotonic()
-        after = self._step(before)
+        after = self._step(before, terms)
         with self._changed:
             self._changed.wait_for(
                 lambda: self._stopping or self._state is not before,
@@ -383,18 +384,16 @@ class Worker:
             if self._state is before and not self._answering:
                 self._state = after
 
-    def _step(self, state: ClientState) -> ClientState:
-        terms = self._terms
-        assert terms is not None
+    def _step(self, state: ClientState, terms: Terms) -> ClientState:
+        """On the terms that the state was made for, even if the server has just said others."""
         batch = self._task.batch(0, int(state.steps))
         return local_step(state[0], self._task, batch, terms.optimizer).each(lambda tensor: tensor.unsqueeze(0))
 
-    def _do(self, task: _Task) -> None:
+    def _do(self, task: _Task, terms: Terms) -> None:
         """A contact that is answered when done."""
-        terms = self._terms
-        assert terms is not None
         try:
-            octets = self._answer(task.message, task.packet, task.ticket, terms, train=partial(self._take_budget, task))
+            train = partial(self._take_budget, task, terms)
+            octets = self._answer(task.message, task.packet, task.ticket, terms, train=train)
         except _TooFar:
             octets = messages.to_bytes(WantsAll(task.ticket))
         except _Superseded:
@@ -408,10 +407,10 @@ class Worker:
             if self._pending is task:
                 self._pending = None
 
-    def _take_budget(self, task: _Task, state: ClientState) -> ClientState:
+    def _take_budget(self, task: _Task, terms: Terms, state: ClientState) -> ClientState:
         while int(state.taken) < int(state.budget):
             began = monotonic()
-            state = self._step(state)
+            state = self._step(state, terms)
             with self._changed:
                 self._changed.wait_for(
                     lambda: self._stopping or self._pending is not task,
@@ -451,6 +450,7 @@ class Worker:
                     self._restore(run, text, terms)
                 elif self._state is not None:  # new settings of the same run: the model stays, the rest begins anew
                     self._state = self._newcomer(self._state.base[0], self._state.buffers[0], terms)
+                    self._pending = None  # what it is asked next, it does on the new terms
                 self._run, self._text = run, text
             if self._state is not None:
                 self._checkpoints.save(self._snapshot(clean=False))  # from now on, its progress may be sent

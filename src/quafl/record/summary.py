@@ -12,9 +12,15 @@ from typing import Any
 
 from quafl.record.rows import Row, by_seed, read_rows
 
+SETTINGS, ROWS, VERSIONS = "settings.toml", "rows.csv", "versions.json"  # in a run folder
+
 
 class RecordError(Exception):
     """A run folder that cannot be read, or must not be written."""
+
+
+class RunError(Exception):
+    """A run that could not go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +100,7 @@ class Spread:
 
 def read_curves(paths: Sequence[Path]) -> list[Curve]:
     """All runs in the folders at any depth, ordered by path; a label that repeats gets its folder's path."""
-    found = sorted({folder.resolve().parent for path in paths for folder in path.rglob("rows.csv")})
+    found = sorted({folder.resolve().parent for path in paths for folder in path.rglob(ROWS)})
     if not found:
         raise RecordError(f"no finished run in {', '.join(map(str, paths))}; give folders that 'quafl run' wrote")
     curves = [read_curve(folder) for folder in found]
@@ -119,12 +125,12 @@ def read_curves(paths: Sequence[Path]) -> list[Curve]:
 def read_curve(folder: Path) -> Curve:
     """One run folder."""
     try:
-        settings = tomllib.loads((folder / "settings.toml").read_text(encoding="utf-8"))
-        versions = json.loads((folder / "versions.json").read_text(encoding="utf-8"))
+        settings = tomllib.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+        versions = json.loads((folder / VERSIONS).read_text(encoding="utf-8"))
         troubles = folder / "troubles.json"
         known = json.loads(troubles.read_text(encoding="utf-8")) if troubles.exists() else {}
         ended = {int(seed): str(trouble) for seed, trouble in known.items()}
-        curve = Curve(str(settings["label"]), by_seed(read_rows(folder / "rows.csv")), settings, versions, ended)
+        curve = Curve(str(settings["label"]), by_seed(read_rows(folder / ROWS)), settings, versions, ended)
         if not curve.seeds:
             raise ValueError("no rows")
         time_to_target(curve), megabytes(curve), curve.planned  # what every reader needs

@@ -12,7 +12,8 @@ from time import monotonic
 from typing import Any
 
 from quafl.record.files import write_atomically
-from quafl.run.folders import RunError, RunFolder
+from quafl.record.summary import RunError
+from quafl.run.folders import RunFolder
 from quafl.run.jobs import Job, News, Outcome, compute
 from quafl.run.pool import SIGNALS, Interrupted, by_itself, named
 

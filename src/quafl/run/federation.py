@@ -26,9 +26,9 @@ from quafl.deploy.provision import Kit
 from quafl.deploy.streams import GrpcClient, GrpcServer, largest_message
 from quafl.deploy.worker import Worker
 from quafl.record.files import alone, write_atomically
-from quafl.run.folders import RunError
+from quafl.record.summary import RunError
 from quafl.run.parties import ServerRun, take_part
-from quafl.settings import FederationSettings, agree
+from quafl.settings.federation import FederationSettings, agree
 from quafl.tasks import local
 from quafl.tasks.demo import CLIENTS
 

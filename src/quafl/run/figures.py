@@ -25,7 +25,8 @@ from quafl.record.summary import (
 )
 from quafl.run.folders import RunFolder
 from quafl.run.versions import joined
-from quafl.settings import Claim, Order, Reproduction, Settings
+from quafl.settings.curve import Settings
+from quafl.settings.figures import Claim, Order, Reproduction
 
 PICTURE, VERDICT, TABLE = "figure.png", "verdict.json", "map.csv"
 BESIDE = {axis: f"{axis.replace(' ', '-')}.png" for axis in plots.AXES}  # the same curves by another axis

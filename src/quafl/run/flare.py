@@ -10,9 +10,11 @@ from quafl.core.randomness import derive
 from quafl.deploy import flare
 from quafl.deploy.carrier import Hears, Octets
 from quafl.deploy.worker import Worker
-from quafl.run.folders import RunError
+from quafl.record.summary import RunError
 from quafl.run.parties import ServerRun, take_part
-from quafl.settings import FederationSettings, SettingsError, agree, load_federation
+from quafl.settings.base import SettingsError
+from quafl.settings.federation import FederationSettings, agree
+from quafl.settings.reading import load_federation
 from quafl.tasks import local
 
 ALLOWED = "quafl.run.flare."  # what a site that does not take any code from jobs must have in its class_allow_list

@@ -14,17 +14,14 @@ from torch import Tensor
 
 from quafl.record.files import write_atomically
 from quafl.record.rows import Row, by_seed, read_rows, write_rows
-from quafl.record.summary import RecordError
+from quafl.record.summary import ROWS, SETTINGS, VERSIONS, RecordError, RunError
 from quafl.run.jobs import Job, Outcome, Which, take_up
 from quafl.run.versions import SITTING, UNKNOWN, joined, versions
-from quafl.settings import Settings, SettingsError, load
+from quafl.settings.base import SettingsError
+from quafl.settings.curve import Settings
+from quafl.settings.reading import load
 
-SETTINGS, ROWS, VERSIONS = "settings.toml", "rows.csv", "versions.json"
 TROUBLES, SECONDS = "troubles.json", "seconds.json"
-
-
-class RunError(Exception):
-    """A run that could not go on."""
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from quafl.record import checkpoints
 from quafl.record.rows import Row
 from quafl.record.summary import RecordError
 from quafl.run.versions import joined, versions
-from quafl.settings import Settings
+from quafl.settings.curve import Settings
 from quafl.sim import Diverged, Simulation
 
 CHECKPOINT_SHARE = 0.05  # of the time, at most, goes into checkpoints

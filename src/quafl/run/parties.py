@@ -21,9 +21,9 @@ from quafl.deploy.worker import Rejected, Worker
 from quafl.record.checkpoints import Checkpoints
 from quafl.record.files import write_atomically
 from quafl.record.rows import Row, write_rows
-from quafl.run.folders import ROWS, SETTINGS, VERSIONS, RunError
+from quafl.record.summary import ROWS, SETTINGS, VERSIONS, RunError
 from quafl.run.versions import versions
-from quafl.settings import FederationSettings
+from quafl.settings.federation import FederationSettings
 from quafl.tasks import local
 
 _log = logging.getLogger(__name__)

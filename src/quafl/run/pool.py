@@ -17,7 +17,8 @@ from typing import Protocol, TypeAlias
 import torch
 
 from quafl.codec.kernels import kernel_for
-from quafl.run.folders import RunError, RunFolder
+from quafl.record.summary import RunError
+from quafl.run.folders import RunFolder
 from quafl.run.jobs import Job, News, Outcome, compute
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"

@@ -9,8 +9,9 @@ from typing import Any
 from quafl.record.files import write_atomically
 from quafl.record.summary import Curve, RecordError, final, ranked, read_curve, time_to_target
 from quafl.run.folders import RunFolder
-from quafl.settings import Reproduction, Settings
 from quafl.settings.algorithms import FedBuffSettings
+from quafl.settings.curve import Settings
+from quafl.settings.figures import Reproduction
 from quafl.settings.tasks import ClassTask
 
 GRID = "grid.csv"

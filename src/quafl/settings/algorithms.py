@@ -1,7 +1,7 @@
 """[algorithm]: what the clients and the server do."""
 
 from math import inf
-from typing import Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from pydantic import Field
 from torch import Tensor
@@ -12,7 +12,9 @@ from quafl.core.optim import Schedule
 from quafl.core.randomness import Generators
 from quafl.core.seams import Algorithm, Codecs, Optimizer
 from quafl.settings.base import NotNegative, Positive, Section, Share
-from quafl.sim import World
+
+if TYPE_CHECKING:
+    from quafl.sim import World
 
 
 class LinearSchedule(Section):
@@ -59,7 +61,7 @@ class Local(Section):
             return adam(self.lr, schedule=schedule, fresh=self.fresh_optimizer)
         return sgd(self.lr, schedule)
 
-    def expected_steps(self, world: World, clients: int, codecs: Codecs, seed: int) -> Tensor | None:
+    def expected_steps(self, world: "World", clients: int, codecs: Codecs, seed: int) -> Tensor | None:
         """H_i, where it is not to be measured."""
         return None
 
@@ -89,7 +91,7 @@ class QuAFLSettings(Local):
             defence=defence,
         )
 
-    def expected_steps(self, world: World, clients: int, codecs: Codecs, seed: int) -> Tensor | None:
+    def expected_steps(self, world: "World", clients: int, codecs: Codecs, seed: int) -> Tensor | None:
         """H_i, where it is not to be measured."""
         if self.speeds == "measured":
             return None

@@ -4,6 +4,11 @@ from typing import Annotated, Any, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
+
+class SettingsError(Exception):
+    """One sentence about what is wrong with the settings."""
+
+
 Raw: TypeAlias = dict[str, Any]
 Positive: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]

@@ -5,6 +5,7 @@ from typing import Self
 import tomli_w
 from pydantic import Field, model_validator
 
+from quafl.codec.directions import codecs_for
 from quafl.core.randomness import Generators
 from quafl.core.seams import Task
 from quafl.settings.algorithms import Algorithms, QuAFLSettings
@@ -13,7 +14,7 @@ from quafl.settings.codecs import CodecChoice, LatticeSettings
 from quafl.settings.defence import DefenceSettings
 from quafl.settings.tasks import DigitsTask, Tasks
 from quafl.settings.world import Clients, Run
-from quafl.sim import Plan, Simulation, codecs_for
+from quafl.sim import Plan, Simulation
 
 
 class Settings(Section):

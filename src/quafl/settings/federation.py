@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 import tomli_w
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
+from quafl.codec.directions import codecs_for
 from quafl.core.seams import Codecs, WireError
 from quafl.deploy.coordinator import Plan
 from quafl.deploy.fleet import Limits
@@ -15,7 +16,6 @@ from quafl.settings.algorithms import FedAvgSettings, FedBuffSettings, QuAFLSett
 from quafl.settings.base import NotNegative, Positive, Section
 from quafl.settings.codecs import CodecChoice, LatticeSettings
 from quafl.settings.defence import FederationDefence
-from quafl.sim import codecs_for
 
 DeployedAlgorithms: TypeAlias = QuAFLSettings | FedAvgSettings | FedBuffSettings
 

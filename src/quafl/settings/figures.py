@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
+from quafl.codec.directions import codecs_for
 from quafl.core.randomness import Generators
-from quafl.settings.base import NotNegative, Raw, Section
+from quafl.settings.base import NotNegative, Raw, Section, SettingsError
 from quafl.settings.curve import Settings
-from quafl.settings.reading import SettingsError, changes_of, checked, curves_of, merged, preset_names, read_preset
-from quafl.sim import codecs_for
+from quafl.settings.reading import changes_of, checked, curves_of, merged, preset_names, read_preset
 
 PAPER = "paper"  # the folder of the presets
 Axis: TypeAlias = Literal["time", "rounds", "local steps", "megabytes"]

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from quafl.settings.algorithms import Algorithms, CosineSchedule, LinearSchedule
-from quafl.settings.base import Raw, Section
+from quafl.settings.base import Raw, Section, SettingsError
 from quafl.settings.codecs import CodecChoice
 from quafl.settings.curve import Settings
 from quafl.settings.federation import FederationSettings
@@ -24,10 +24,6 @@ AnySettings = TypeVar("AnySettings", Settings, FederationSettings)
 AnySection = TypeVar("AnySection", bound=Section)
 PATIENCE = 60.0  # seconds that a real server waits for answers, where the settings do not say
 _DEFAULTS: Raw = {"task": {"name": "digits"}, "algorithm": {"name": "quafl"}, "codec": {"name": "lattice"}}
-
-
-class SettingsError(Exception):
-    """One sentence about what is wrong with the settings."""
 
 
 def load(source: str, overrides: Sequence[str] = ()) -> list[Settings]:

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from quafl.codec import Identity, Lattice
+from quafl.codec import Lattice
+from quafl.codec.directions import codecs_for
 from quafl.codec.packets import is_finite
 from quafl.core.optim import sgd
 from quafl.core.randomness import Generators
-from quafl.core.seams import Algorithm, Codec, Codecs, Optimizer, ServerState, Task, Totals
+from quafl.core.seams import Algorithm, Codec, Optimizer, ServerState, Task, Totals
 from quafl.record.diagnostics import potential
 from quafl.record.rows import Row, make_row, worth
 from quafl.sim.clock import VirtualClock
@@ -24,18 +25,6 @@ from quafl.tasks.precision import Precision
 from quafl.tasks.supervised import Data, Measure, Supervised
 
 STILL = 1000  # rounds at the same time, after which a run has no hope of ending
-
-
-def codecs_for(algorithm: Algorithm, codec: Codec) -> Codecs:
-    """The codec in the directions in which the algorithm uses it; full precision in the other."""
-    if algorithm.compressed == "both ways":
-        return Codecs(up=codec, down=codec)
-    if codec.keyed:
-        raise ValueError(
-            f"{type(algorithm).__name__} sends displacements, for which the server has no key: "
-            f"{type(codec).__name__} cannot decode them; use QSGD or no compression"
-        )
-    return Codecs(up=codec, down=Identity())
 
 
 @dataclass(frozen=True, slots=True)

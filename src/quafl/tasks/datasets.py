@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from quafl.core.randomness import derive
-from quafl.tasks.files import DataError, Files
+from quafl.tasks.files import DataError, Files, needed
 from quafl.tasks.supervised import Data, take
 
 
@@ -75,8 +75,8 @@ CELEBA = Files(
 def digits() -> Splits:
     """1,797 handwritten digits of 8×8 pixels scaled to 0..1 (E. Alpaydin and C. Kaynak, UCI 1998): a fixed 60/20/20
     split."""
-    from sklearn.datasets import load_digits
-
+    with needed():
+        from sklearn.datasets import load_digits
     inputs, targets = load_digits(return_X_y=True)
     order = torch.randperm(len(targets), generator=torch.Generator().manual_seed(derive("digits")))
     x = torch.as_tensor(inputs, dtype=torch.float32)[order] / 16
@@ -179,8 +179,8 @@ def _lines(path: Path) -> list[str]:
 
 
 def _face(path: Path, pixels: int) -> Tensor:
-    from PIL import Image
-
+    with needed():
+        from PIL import Image
     try:
         with Image.open(path) as picture:
             side = min(picture.size)

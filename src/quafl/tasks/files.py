@@ -1,7 +1,8 @@
 """Where a dataset's files are: in $QUAFL_DATA, in the user's cache, in a Debian package's folder, or on the web."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,15 @@ SYSTEM = Path("/usr/share/datasets")  # Debian's dataset packages
 
 class DataError(Exception):
     """A dataset that is not here, or not what it should be."""
+
+
+@contextmanager
+def needed() -> Iterator[None]:
+    """Imports of what comes with the extra `data`."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise DataError(f"the built-in datasets need {error.name}: pip install 'quafl[data]'") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +44,9 @@ class Files:
         return {name: cache_folder() / self.folder / name for name in self.md5}
 
     def _download(self, folder: Path) -> None:
-        try:
+        with needed():
             import pooch
-
+        try:
             pooch.get_logger().setLevel("WARNING")  # the bar says what is being downloaded
             if self.archive is not None and self.url is not None:
                 name, md5 = self.archive

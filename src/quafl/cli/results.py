@@ -1,0 +1,112 @@
+"""What a run comes to: bars while it goes on, then the table and the page."""
+
+from pathlib import Path
+from time import monotonic
+
+from rich import box
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from quafl.cli.terminal import complain, console
+from quafl.record import plots
+from quafl.record import report as reporting
+from quafl.record.files import write_atomically
+from quafl.record.rows import Row
+from quafl.record.summary import Curve, RecordError, ranked, sent, verdict
+from quafl.run.folders import RunFolder
+from quafl.run.jobs import Job, News
+from quafl.run.pool import Interrupted, run
+
+
+def work_off(
+    folders: list[RunFolder],
+    go_on: str,
+    *,
+    jobs: int | None,
+    ray: str | None = None,
+    checkpoint_seconds: float = 60.0,
+) -> list[str]:
+    """What is left to do of them, shown as it comes; `go_on` says how to, if it is interrupted. A sentence is given
+    back for each run that ended before its time."""
+    try:
+        with _progress() as progress:
+            bars = _Bars(progress, folders)
+            troubles = run(folders, processes=jobs, ray=ray, on_news=bars, checkpoint_seconds=checkpoint_seconds)
+            bars.finish()
+    except Interrupted as stopped:
+        complain(f"interrupted; {go_on}", code=stopped.code)
+    return troubles
+
+
+def _progress() -> Progress:
+    return Progress(
+        TextColumn("{task.description:<14}"),
+        BarColumn(bar_width=12),
+        TextColumn("{task.percentage:>3.0f} %  {task.fields[news]}"),
+        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+        console=console,
+    )
+
+
+class _Bars:
+    """A progress bar a curve: how far its seeds are, and what they have reached."""
+
+    def __init__(self, progress: Progress, folders: list[RunFolder]) -> None:
+        self._progress = progress
+        self._began = monotonic()
+        self._latest: dict[tuple[str, int], Row] = {}
+        self._first: dict[tuple[str, int], Row] = {}
+        self._bars = {}
+        self._alone = {folder.settings.label for folder in folders if folder.settings.clients.count == 1}
+        for folder in folders:
+            label, plan = folder.settings.label, folder.settings.run
+            self._bars[label] = progress.add_task(escape(label), total=plan.until * len(plan.seeds), news="")
+            progress.update(self._bars[label], completed=plan.until * len(folder.rows))
+
+    def __call__(self, job: Job, word: News) -> None:
+        label = job.settings.label
+        if isinstance(word, str):
+            self._progress.console.print(f"{label}, seed {job.seed}: {word}", style="yellow", markup=False)
+            return
+        key = label, job.seed
+        before = self._latest.get(key, {"time": 0.0})["time"]
+        self._first.setdefault(key, word)
+        self._latest[key] = word
+        self._progress.update(self._bars[label], advance=word["time"] - before, news=self._news(label, word))
+
+    def finish(self) -> None:
+        """The last evaluation may be a little before the end."""
+        for bar in self._bars.values():
+            self._progress.update(bar, completed=self._progress.tasks[bar].total)
+
+    def _news(self, label: str, row: Row) -> str:
+        """Of the seed that was heard last; steps and megabytes of all of the curve's."""
+        mine = [(self._first[key], row) for key, row in self._latest.items() if key[0] == label]
+        rate = sum(row["local_steps"] - first["local_steps"] for first, row in mine) / (monotonic() - self._began)
+        score = f"accuracy {row['accuracy']:.3f}" if "accuracy" in row else f"loss {row['loss']:.3g}"
+        news = f"round {row['round']:,.0f}, time {row['time']:,.0f}, {score}, {rate:,.0f} steps/s"
+        return news if label in self._alone else f"{news}, {sum(sent(row) for _, row in mine):,.0f} MB"
+
+
+def conclude(curves: list[Curve], page: Path) -> None:
+    """The closing table, who came first, and the page."""
+    if page.suffix == ".png":
+        raise RecordError(f"--out is {page}, which is where the picture beside the page goes; name it .html")
+    curves = ranked(curves)
+    headings, lines = reporting.table(curves)
+    table = Table(
+        title="Mean ± standard deviation over seeds", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True
+    )
+    for number, heading in enumerate(headings[: 1 + reporting.BRIEF]):
+        table.add_column(heading, justify="right" if number else "left", no_wrap=True)
+    for cells in lines:
+        table.add_row(*map(escape, cells[: 1 + reporting.BRIEF]))
+    console.print(table)
+    console.print(verdict(curves), markup=False, highlight=False)
+    with write_atomically(page) as stream:
+        stream.write(reporting.page(curves))
+    picture = page.with_suffix(".png")
+    with write_atomically(picture, "wb") as stream:
+        plots.to_png(reporting.main_figure(curves), stream)
+    console.print(f"Curves and settings: {page} (the first figure alone: {picture})", highlight=False, soft_wrap=True)
