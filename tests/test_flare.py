@@ -35,6 +35,7 @@ EXAMPLE = Path(__file__).parents[1] / "examples" / "flare"
 NAMES = "north", "south"
 
 
+@pytest.mark.federation
 def test_the_example_learns_in_flares_simulator_with_four_bits(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(EXAMPLE / "job.py"), "--workspace", str(tmp_path)],
