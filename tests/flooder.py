@@ -55,4 +55,5 @@ async def main() -> None:
     await asyncio.gather(*(flood(kit, kind, until) for kind in FLOODS))
 
 
-asyncio.run(main())
+if __name__ == "__main__":
+    asyncio.run(main())
