@@ -427,3 +427,29 @@ def test_bad_input_ends_with_one_sentence_exit_code_2_and_no_traceback(
 def test_help_shows_examples_and_version_the_version() -> None:
     assert "quafl run demo --out runs/demo" in CliRunner().invoke(app, ["--help"]).output
     assert CliRunner().invoke(app, ["--version"]).output.split() == ["quafl", quafl.__version__]
+
+
+WITHOUT = """
+import sys
+
+sys.modules["matplotlib"] = None  # as if it were not installed
+from quafl.cli import app
+
+app(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "demo", "--out", "x", "--set", "a=b"]])
+def test_what_an_extra_brings_is_named_where_it_is_missing(arguments: list[str], tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "COLUMNS": "200"},
+    )
+    said = " ".join((done.stdout + done.stderr).replace("│", " ").split())
+    assert "figures need matplotlib, which is not installed: pip install 'quafl[figures]'" in said
+    assert done.returncode == (0 if arguments == ["--help"] else 2)
+    assert "Traceback" not in said

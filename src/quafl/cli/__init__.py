@@ -4,9 +4,10 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from rich.markup import escape
+from typer.core import TyperCommand, TyperGroup
 
-from quafl.cli.terminal import console, extras
+from quafl.cli.terminal import complain, console, remedy
 from quafl.version import __version__
 
 HOMES = {
@@ -25,9 +26,19 @@ class _Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in HOMES:
             return None
-        with extras():
+        try:
             group: Any = typer.main.get_command(import_module(f"quafl.cli.{HOMES[cmd_name]}").app)
+        except ModuleNotFoundError as error:
+            return _absent(cmd_name, remedy(error))
         return group.commands[cmd_name]
+
+
+def _absent(name: str, sentence: str) -> TyperCommand:
+    """A command whose extra is not installed: it says so, whatever it is called with."""
+    anything = {"ignore_unknown_options": True, "allow_extra_args": True}
+    return TyperCommand(
+        name, callback=lambda: complain(sentence), help=escape(f"({sentence})"), context_settings=anything
+    )
 
 
 app = typer.Typer(

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from quafl.cli.terminal import REPORT, complain, console, extras, one_sentence
+from quafl.cli.terminal import REPORT, complain, console, extras, one_sentence, remedy
 from quafl.record.summary import RecordError, read_curve
 from quafl.settings.base import SettingsError
 
@@ -300,6 +300,11 @@ def _conclude_run(folder: Path) -> None:
     except RecordError:
         console.print(f"The server has no test data; the model is in {folder}", highlight=False, soft_wrap=True)
         return
-    with extras():
+    try:
         from quafl.cli.results import conclude
+    except ModuleNotFoundError as error:
+        console.print(
+            f"Rows and models are in {folder}; {remedy(error)}", highlight=False, soft_wrap=True, markup=False
+        )
+        return
     conclude([curve], folder / REPORT)

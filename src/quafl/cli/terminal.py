@@ -48,11 +48,16 @@ def extras() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if missing not in EXTRAS:
-            raise
-        name, purpose = EXTRAS[missing]
-        complain(f"{purpose} need {missing}, which is not installed: pip install 'quafl[{name}]'")
+        complain(remedy(error))
+
+
+def remedy(error: ModuleNotFoundError) -> str:
+    """For a module that comes with an extra; another's error is raised again."""
+    missing = (error.name or "").partition(".")[0]
+    if missing not in EXTRAS:
+        raise error
+    name, purpose = EXTRAS[missing]
+    return f"{purpose} need {missing}, which is not installed: pip install 'quafl[{name}]'"
 
 
 def complain(sentence: str, code: int = 2) -> NoReturn:
