@@ -150,6 +150,9 @@ class Defence:
         return moved.expand_as(vectors)
 
 
+NO_DEFENCE = Defence()  # the algorithms of the papers
+
+
 def _counted(kept: Mapping[str, Tensor], senders: Ids, told: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The votes with this round's: of each client the last, of the clients those heard last."""
     last = {client: row for row, client in enumerate(senders.tolist())}

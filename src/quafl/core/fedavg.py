@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from quafl.core.client import rebase
-from quafl.core.defence import Defence
+from quafl.core.defence import NO_DEFENCE, Defence
 from quafl.core.randomness import Generators
 from quafl.core.seams import Buffers, ClientState, Clock, Codecs, Counts, Fleet, Model, Note, ServerState
 from quafl.core.server import Exchange, check_settings, synchronous
@@ -26,7 +26,7 @@ class FedAvg:
     sampled: int = 5
     local_steps: int = 5
     patience: float = inf  # how long the server waits for answers
-    defence: Defence = Defence()  # noqa: RUF009  # immutable
+    defence: Defence = NO_DEFENCE
 
     answers: ClassVar[Literal["at once", "when done"]] = "when done"
     wait: ClassVar[float] = 0.0

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from quafl.core.client import rebase
-from quafl.core.defence import Defence, Heard
+from quafl.core.defence import NO_DEFENCE, Defence, Heard
 from quafl.core.randomness import Generators
 from quafl.core.rows import lengthened
 from quafl.core.seams import Buffers, ClientState, Clock, Codecs, Counts, Fleet, Ids, Model, Note, Replies, ServerState
@@ -29,7 +29,7 @@ class FedBuff:
     server_lr: float = 1.0  # η_g
     staleness: bool = False  # weigh a displacement that is τ rounds old by 1/√(1+τ)
     patience: float = inf  # after which a silent client is sent the model once more, and starts anew
-    defence: Defence = Defence()  # noqa: RUF009  # immutable
+    defence: Defence = NO_DEFENCE
 
     answers: ClassVar[Literal["at once", "when done"]] = "when done"
     wait: ClassVar[float] = 0.0

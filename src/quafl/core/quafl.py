@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from quafl.core.client import SETTLED, rebase
-from quafl.core.defence import Defence
+from quafl.core.defence import NO_DEFENCE, Defence
 from quafl.core.randomness import Generators
 from quafl.core.rows import lengthened, piecewise
 from quafl.core.seams import Buffers, ClientState, Clock, Codecs, Counts, Fleet, Model, Note, ServerState
@@ -38,7 +38,7 @@ class QuAFL:
     wait: float = 0.0
     patience: float = inf  # how long the server waits for answers
     slowest_floor: float = 0.1  # H_min is never taken for less: a client that makes no steps must not stop the others
-    defence: Defence = Defence()  # noqa: RUF009  # immutable
+    defence: Defence = NO_DEFENCE
 
     answers: ClassVar[Literal["at once", "when done"]] = "at once"
     compressed: ClassVar[Literal["both ways", "uplink"]] = "both ways"

@@ -7,7 +7,7 @@ from pydantic import Field
 from torch import Tensor
 
 from quafl.core import FedAvg, FedBuff, FedNova, QuAFL, adam, cosine, linear, momentum, sgd
-from quafl.core.defence import Defence
+from quafl.core.defence import NO_DEFENCE, Defence
 from quafl.core.optim import Schedule
 from quafl.core.randomness import Generators
 from quafl.core.seams import Algorithm, Codecs, Optimizer
@@ -77,7 +77,7 @@ class QuAFLSettings(Local):
     slowest_floor: Positive = 0.1
     speeds: Literal["measured", "closed form"] = "measured"  # H_i: a running mean, or known in advance
 
-    def build(self, defence: Defence = Defence()) -> Algorithm:  # noqa: B008  # immutable
+    def build(self, defence: Defence = NO_DEFENCE) -> Algorithm:
         """The algorithm."""
         return QuAFL(
             sampled=self.sampled,
@@ -103,7 +103,7 @@ class FedAvgSettings(Local):
 
     name: Literal["fedavg"]
 
-    def build(self, defence: Defence = Defence()) -> Algorithm:  # noqa: B008  # immutable
+    def build(self, defence: Defence = NO_DEFENCE) -> Algorithm:
         """The algorithm."""
         return FedAvg(sampled=self.sampled, local_steps=self.local_steps, patience=self.patience, defence=defence)
 
@@ -113,7 +113,7 @@ class FedNovaSettings(Local):
 
     name: Literal["fednova"]
 
-    def build(self, defence: Defence = Defence()) -> Algorithm:  # noqa: B008  # immutable
+    def build(self, defence: Defence = NO_DEFENCE) -> Algorithm:
         """The algorithm."""
         return FedNova(sampled=self.sampled, local_steps=self.local_steps, patience=self.patience, defence=defence)
 
@@ -125,7 +125,7 @@ class FedBuffSettings(Local):
     server_lr: Positive = 1.0
     staleness: bool = False
 
-    def build(self, defence: Defence = Defence()) -> Algorithm:  # noqa: B008  # immutable
+    def build(self, defence: Defence = NO_DEFENCE) -> Algorithm:
         """The algorithm."""
         return FedBuff(
             sampled=self.sampled,
