@@ -1,14 +1,18 @@
 """One format, three kernels: every pair that this machine has agrees, bit for bit."""
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+import quafl
 from quafl.codec import Lattice
 from quafl.codec.kernels import LIMIT, Kernel, available, kernel_for, kernel_named
 from quafl.codec.kernels.oracle import Oracle
@@ -141,3 +145,23 @@ def test_the_triton_kernel_agrees_in_its_interpreter() -> None:
         check=False,
     )
     assert done.stdout.strip() == "agree", done.stderr[-2000:]
+
+
+def test_whatever_arrives_the_kernel_computes_nothing_undefined(tmp_path: Path) -> None:
+    """Sanitizers do not look into vectors: here they are classes of one lane (lanes.hpp)."""
+    if shutil.which("g++") is None:
+        pytest.skip("needs g++ and its sanitizer")
+    here, kernel = Path(__file__).parent, Path(quafl.__file__).parent / "codec" / "kernels"
+    source = (kernel / "lattice.c").read_text()
+    one_lane = source.replace("#if defined(__x86_64__)", "#if 0 && defined(__x86_64__)").replace("LANES 4", "LANES 1")
+    body = (kernel / "lattice_body.h").read_text()
+    classes = re.sub(r"^(typedef .*|#define v[fiu] .*|#undef v[fiu])$", "", body, flags=re.MULTILINE)
+    assert one_lane.count("LANES 1\n") == 1
+    assert classes.count("\n\n\n") > 0  # there were types to take out
+    (tmp_path / "lattice.cpp").write_text(one_lane)
+    (tmp_path / "lattice_body.h").write_text(classes)
+    flags = ["-std=c++17", "-O1", "-w", "-fsanitize=undefined", "-fno-sanitize-recover=all", f"-I{tmp_path}"]
+    program = tmp_path / "lanes"
+    subprocess.run(["g++", *flags, "-o", str(program), str(here / "lanes.cpp")], check=True)
+    done = subprocess.run([program], capture_output=True, text=True, check=False)
+    assert done.stdout == "sound\n", done.stderr
