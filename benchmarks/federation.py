@@ -34,8 +34,9 @@ from quafl.core.seams import Codec, Codecs, Note, ServerState
 from quafl.deploy import messages, provision
 from quafl.deploy.carrier import Loop, Octets, Unreachable
 from quafl.deploy.clock import WallClock
-from quafl.deploy.fleet import Limits, NetworkFleet
+from quafl.deploy.fleet import NetworkFleet
 from quafl.deploy.journal import Journal
+from quafl.deploy.members import Limits
 from quafl.deploy.messages import Contact, Finished, Hello, Received, Reply
 from quafl.deploy.streams import GrpcClient, GrpcServer, largest_message
 from quafl.deploy.worker import Terms, Worker

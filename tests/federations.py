@@ -14,8 +14,9 @@ from quafl.core.seams import Algorithm, Codec, Optimizer, ServerState, Task
 from quafl.deploy.carrier import Loop, Octets, Unreachable
 from quafl.deploy.clock import WallClock
 from quafl.deploy.coordinator import Coordinator, Plan
-from quafl.deploy.fleet import Limits, NetworkFleet
+from quafl.deploy.fleet import NetworkFleet
 from quafl.deploy.journal import Journal
+from quafl.deploy.members import Limits
 from quafl.deploy.worker import Terms, Worker
 from quafl.record.checkpoints import Checkpoints
 

@@ -17,7 +17,7 @@ OWN = {
     "deploy": {"deploy", "core", "codec", "tasks", "record"},
     "settings": {"settings", "core", "codec", "tasks", "sim", "deploy"},
     "run": {"run", "core", "codec", "tasks", "record", "sim", "deploy", "settings"},
-    "cli": {"cli", "run", "record", "settings", "tasks", "deploy.provision", "version"},
+    "cli": {"cli", "run", "record", "settings", "tasks", "deploy.provision", "deploy.certificates", "version"},
     "theory": {"theory"},
     "version": set(),
     "__init__": {"core", "codec", "sim", "tasks.local", "version"},  # lazily

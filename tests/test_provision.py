@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 
 from quafl.cli import app
 from quafl.deploy import provision
-from quafl.deploy.provision import ProvisionError
+from quafl.deploy.certificates import Expiry, ProvisionError, issue, read_peer
 from quafl.record.files import InUse, alone
 from quafl.tasks import DataError
 from quafl.tasks.local import Local, make
@@ -175,15 +175,15 @@ def test_a_client_cannot_pass_as_a_server_nor_a_server_as_a_client(tmp_path: Pat
 
 def test_a_peer_is_known_by_its_certificate(founded: Path, tmp_path: Path) -> None:
     server, north, _ = provision.kits(founded)
-    assert provision.read_peer(north.credentials().certificate) == ("north", north.serial, north.expires, True)
-    assert provision.read_peer(server.credentials().certificate) == ("server", server.serial, server.expires, False)
-    assert not provision.read_peer(server.credentials().authority).is_client
+    assert read_peer(north.credentials().certificate) == ("north", north.serial, north.expires, True)
+    assert read_peer(server.credentials().certificate) == ("server", server.serial, server.expires, False)
+    assert not read_peer(server.credentials().authority).is_client
     with pytest.raises(ProvisionError, match="not of a QuAFL federation"):
-        provision.read_peer(b"nonsense")
+        read_peer(b"nonsense")
     key = ec.generate_private_key(ec.SECP256R1())
     nameless = x509.CertificateBuilder(x509.Name([]), x509.Name([]), key.public_key(), 1, north.expires, north.expires)
     with pytest.raises(ProvisionError, match="not of a QuAFL federation"):
-        provision.read_peer(nameless.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM))
+        read_peer(nameless.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM))
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o000])
@@ -369,7 +369,7 @@ def test_no_certificate_outlives_the_authority(tmp_path: Path) -> None:
     authority = provision.open_authority(folder)
     end = authority.certificate.not_valid_after_utc
     assert {kit.expires for kit in provision.kits(folder)} == {end}
-    soon = provision.issue(authority, "north", "localhost", timedelta(seconds=30)).certificate
+    soon = issue(authority, "north", "localhost", timedelta(seconds=30)).certificate
     assert soon.not_valid_after_utc < datetime.now(UTC) + timedelta(seconds=31)
     warning = provision.open_kit(folder / "clients" / "north").warning()
     assert warning is not None
@@ -379,7 +379,7 @@ def test_no_certificate_outlives_the_authority(tmp_path: Path) -> None:
 
 def test_an_end_is_spoken_of_once_at_30_7_and_1_days_and_when_it_has_come() -> None:
     end = datetime(2026, 11, 16, tzinfo=UTC)
-    expiry, said = provision.Expiry("north", end), {}
+    expiry, said = Expiry("north", end), {}
     for hour in range(-60 * 24, 48):
         sentence = expiry.due(end + timedelta(hours=hour))
         if sentence is not None:
@@ -391,7 +391,7 @@ def test_an_end_is_spoken_of_once_at_30_7_and_1_days_and_when_it_has_come() -> N
         -23: f"the certificate of north ends within a day, on 2026-11-16; {remedy}",
         1: f"the certificate of north ended on 2026-11-16; {remedy}",
     }
-    late = provision.Expiry("north", end)
+    late = Expiry("north", end)
     assert "in 1 day," in str(late.due(end - timedelta(hours=30)))
     assert late.due(end - timedelta(hours=29)) is None
 

@@ -19,7 +19,8 @@ from parties import free_port, listening, resident_mb
 
 from quafl.deploy import line, provision
 from quafl.deploy.carrier import Loop, Octets, Unadmitted, Unreachable
-from quafl.deploy.provision import Kit, ProvisionError
+from quafl.deploy.certificates import ProvisionError, read_peer
+from quafl.deploy.provision import Kit
 from quafl.deploy.streams import METHOD, GrpcClient, GrpcServer
 
 LARGEST = 20_000_000
@@ -519,7 +520,7 @@ def test_a_server_takes_its_renewed_certificate_while_it_runs_and_warns_of_its_e
 
 def served_serial(network: Network) -> int:
     pem = ssl.get_server_certificate(("127.0.0.1", network.port))
-    return provision.read_peer(pem.encode()).serial
+    return read_peer(pem.encode()).serial
 
 
 def test_a_second_server_on_the_port_is_refused_with_a_sentence(network: Network) -> None:

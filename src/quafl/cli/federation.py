@@ -209,9 +209,10 @@ def _provisioning() -> Iterator[Any]:
     """The part that makes and reads kits; what is wrong with them ends with a sentence."""
     with extras():
         from quafl.deploy import provision
+        from quafl.deploy.certificates import ProvisionError
     try:
         yield provision
-    except provision.ProvisionError as error:
+    except ProvisionError as error:
         complain(str(error))
 
 

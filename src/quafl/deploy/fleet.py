@@ -9,12 +9,10 @@ import asyncio
 import logging
 import os
 import re
-from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass, field
-from math import inf, isnan, nan
-from statistics import median
+from dataclasses import asdict, dataclass
+from math import inf
 from threading import Condition, Event
 from time import monotonic
 from typing import Any, TypeVar
@@ -45,9 +43,8 @@ from quafl.deploy.carrier import Carrier, Loop, Octets, Unreachable
 from quafl.deploy.clock import Stopped, TimeUp
 from quafl.deploy.journal import Journal
 from quafl.deploy.judge import Judge
-from quafl.deploy.line import Bucket
+from quafl.deploy.members import Limits, Member, Members
 from quafl.deploy.messages import (
-    HELLO_SECONDS,
     Accepted,
     Broken,
     Contact,
@@ -66,56 +63,9 @@ from quafl.deploy.messages import (
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-RECENT = 8  # contacts
 GLANCE = 0.5  # seconds between two looks at whether to stop
-LONGEST_EXCLUSION = 3600.0  # seconds
-MOST_EXCLUSIONS = 20  # after which they do not get longer
 MOST_REPAIRS = 8  # of a message: refinement needs six at most
-HELLOS = 2.0, 20.0  # a second, at once
-GREETED = 250.0  # clients a second, at most
-FORGIVEN = 0.25  # of a strike, by each good reply
-REFORMED = 20  # good replies that take back an exclusion
 FINISH_SECONDS = 5.0  # for telling everybody that the run is over
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What the server puts up with."""
-
-    clients: int = 1000  # most that can ever take part
-    start_with: int = 1  # clients that must be there before the first round
-    silence: float = 10.0  # seconds without a sign of life, after which a client is taken for gone
-    contact_seconds: float = 30.0  # that a client may take to answer a message
-    slow: float = 10.0  # times the usual time, from which on an answer is too late, where clients answer at once,
-    prompt: float = 0.25  # but never fewer seconds than that
-    far: float = 20.0  # times the usual distance, from which on a reply is implausible
-    faults: int = 3  # bad replies, or none at all, in a row, after which a client is left out
-    exclusion: float = 60.0  # seconds, twice as many each further time
-
-
-@dataclass(slots=True)
-class Member:
-    """A client, as far as the server knows it."""
-
-    name: str
-    number: int
-    heard: float = -inf  # when it last gave a sign of life
-    away: bool = False  # it could not be reached, or has said goodbye
-    left_out_until: float = -inf
-    exclusions: int = 0
-    faults: int = 0  # in a row
-    strikes: float = 0.0  # answers that were late, or none at all, and have not been made up for
-    seconds: float = nan  # that its last answer took
-    repairs: int = 0  # that it has asked for, of the contact that it owes
-    judging: bytes = b""  # the contact to which its reply is being read
-    dropped: int = 0  # replies
-    contacts: int = 0
-    steps: int = 0
-    speed: float = nan  # H_i
-    session: str = ""  # of its process
-    answered: bytes = b""  # the contact that it answered last
-    asked: deque[bytes] = field(default_factory=lambda: deque(maxlen=RECENT))  # contacts whose answers may come late
-    hellos: Bucket = field(default_factory=lambda: Bucket(*HELLOS))
 
 
 @dataclass(slots=True)
@@ -177,7 +127,7 @@ class NetworkFleet:
         self._answers_later = algorithm.answers == "when done"
         self._server = start
         self._changed = Condition()  # guards what follows
-        self._members: dict[str, Member] = {}
+        self._members = Members(limits)
         self._questions: dict[bytes, _Question] = {}  # by ticket
         self._owing: dict[str, bytes] = {}  # by name: the contact that the client has not answered yet
         self._arrived: list[_Arrival] = []
@@ -193,7 +143,7 @@ class NetworkFleet:
         """Clients that are there and not left out; waits until somebody is, or raises TimeUp."""
         with self._changed:
             while True:
-                live = sorted(member.number for member in self._members.values() if self._is_live(member))
+                live = sorted(member.number for member in self._members if self._members.is_live(member))
                 if len(live) >= (1 if self._started else self._limits.start_with):
                     self._started = True
                     return torch.tensor(live, dtype=torch.int64)
@@ -212,11 +162,11 @@ class NetworkFleet:
             self._questions[ticket] = _Question(
                 self._serial, note, refine if keyed else None, self._server if keyed else None, monotonic()
             )
-            members = [member for member in self._members.values() if member.number in chosen]
+            members = [member for member in self._members if member.number in chosen]
             for member in members:
                 if member.name in self._owing:  # it is not waited for any more
                     self.totals.lost += 1
-                    self._strike(member, "late answers")
+                    self._members.strike(member, "late answers")
                 self._owe(member, ticket)
             self._forget_answered()
         for member in members:
@@ -226,10 +176,10 @@ class NetworkFleet:
         """The earliest answers; nobody waits for clients that owe nothing or are gone, but for a moment, nor for those
         that take much longer than is usual."""
         with self._changed:
-            deadline = monotonic() + min(within, inf if self._answers_later else self._prompt())
+            deadline = monotonic() + min(within, inf if self._answers_later else self._members.prompt)
             self._drop_late(since)
             while len(self._arrived) < count and monotonic() < deadline:
-                waiting = any(self._is_live(self._members[name]) for name in self._owing)
+                waiting = any(self._members.is_live(self._members[name]) for name in self._owing)
                 if not waiting and self._arrived:
                     break
                 self._wait(min(GLANCE, max(deadline - monotonic(), 0.0)))
@@ -249,16 +199,16 @@ class NetworkFleet:
     def members(self) -> list[Member]:
         """Everybody who has ever been there, in the order of their coming."""
         with self._changed:
-            return sorted(self._members.values(), key=lambda member: member.number)
+            return list(self._members)
 
     def is_live(self, member: Member) -> bool:
         """Whether it can be contacted now."""
         with self._changed:
-            return self._is_live(member)
+            return self._members.is_live(member)
 
     def is_left_out(self, member: Member) -> bool:
         """For its faults."""
-        return monotonic() < member.left_out_until
+        return self._members.is_left_out(member)
 
     def finish(self) -> None:
         """Tell everybody that the run is over."""
@@ -274,14 +224,13 @@ class NetworkFleet:
     def state(self) -> dict[str, Any]:
         """For `restore`."""
         with self._changed:
-            kept = ("number", "dropped", "contacts", "steps", "speed", "exclusions")
             owing = [(name, ticket, self._questions[ticket].note.round) for name, ticket in self._owing.items()]
             arrived = [(arrival.member.name, arrival.ticket, arrival.round) for arrival in self._arrived]
             return {
                 "totals": asdict(self.totals),
                 "serial": self._serial,
                 "usual": self._judge.votes(),
-                "members": {name: {key: getattr(m, key) for key in kept} for name, m in self._members.items()},
+                "members": self._members.state(),
                 "owing": {name: {"ticket": ticket.hex(), "round": asked} for name, ticket, asked in (*owing, *arrived)},
             }
 
@@ -292,13 +241,13 @@ class NetworkFleet:
             self.totals = Totals(**state["totals"])
             self._serial = state["serial"]
             self._judge.learn(state["usual"])
-            self._members = {name: Member(name, **values) for name, values in state["members"].items()}
+            self._members.restore(state["members"])
             self.size = max(self.size, len(self._members))
             for name, owed in state["owing"].items():
                 ticket = bytes.fromhex(owed["ticket"])
                 self._owe(self._members[name], ticket)
                 self._questions[ticket] = _Question(0, Note(owed["round"], 0, inf), None, None)
-            self._failed = [member.number for name, member in self._members.items() if name not in self._owing]
+            self._failed = [member.number for member in self._members if member.name not in self._owing]
 
     def replay(self) -> None:
         """Take the replies that were accepted, but not applied, before a restart."""
@@ -344,13 +293,14 @@ class NetworkFleet:
         and for saying it again."""
         small = 2 * messages.LONGEST_TEXT + 4 * (len(self._server.model) // BLOCK + 1)
         model = 4 * (len(self._server.model) + len(self._server.buffers))
-        return small + 2 * model if self._answers_later and name in self._members else small
+        return small + 2 * model if self._answers_later and self._members.get(name) else small
 
     def gone(self, name: str) -> None:
         """It is not asked before it says hello again."""
         with self._changed:
-            if name in self._members:
-                self._members[name].away = True
+            member = self._members.get(name)
+            if member is not None:
+                member.away = True
                 self._changed.notify_all()
 
     async def _hear(self, name: str, message: Message, octets: Octets) -> Message:
@@ -379,14 +329,12 @@ class NetworkFleet:
         if self.finished:
             return Finished()
         with self._changed:
-            member = self._members.get(name)
-            if member is None and len(self._members) >= self._limits.clients:
-                return Refused(f"there are {self._limits.clients} clients already, which is the limit".encode())
+            member = self._members.admit(name)
             if member is None:
-                member = self._members[name] = Member(name, number=len(self._members))
+                return Refused(f"there are {self._limits.clients} clients already, which is the limit".encode())
             if not member.hellos.has():
                 raise WireError("says hello too often")
-            if (member.away or monotonic() - member.heard >= self._silence()) and not leaving:
+            if (member.away or self._members.is_silent(member)) and not leaving:
                 _log.info("%s is there", name)
             if member.session not in ("", session):
                 self._lose(member, self._owing.get(name))  # restarted, it has forgotten what it was asked
@@ -395,7 +343,7 @@ class NetworkFleet:
                 _log.info("%s has left", name)
                 self._lose(member, self._owing.get(name))
             self._changed.notify_all()
-            return Welcome(messages.as_text({**self._welcome, "hello_seconds": self._hello_seconds()}))
+            return Welcome(messages.as_text({**self._welcome, "hello_seconds": self._members.hello_seconds}))
 
     async def _repair(self, member: Member, message: Repair) -> Message:
         with self._changed:
@@ -440,7 +388,7 @@ class NetworkFleet:
                     _log.warning("%s refused the contact: %s", member.name, messages.sentence(refusal))
                     self._miss(member, ticket)
                     with self._changed:
-                        self._strike(member, "refusals")
+                        self._members.strike(member, "refusals")
                 case other:
                     raise WireError(f"answered a contact with a {type(other).__name__}")
 
@@ -494,7 +442,7 @@ class NetworkFleet:
                 self._failed.append(member.number)
                 self.totals.broken += 1
                 self.totals.lost += 1
-                self._strike(member, "answers that were not finite")
+                self._members.strike(member, "answers that were not finite")
                 self._changed.notify_all()
                 _log.warning("%s, round %d: its progress was not finite", member.name, question.note.round)
                 return
@@ -524,11 +472,8 @@ class NetworkFleet:
         with self._changed:
             if not self._settle(member, ticket):
                 return  # too late
-            member.faults, member.contacts, member.speed = 0, member.contacts + 1, arrival.speed
-            member.strikes = max(0.0, member.strikes - FORGIVEN)
-            if member.contacts % REFORMED == 0:
-                member.exclusions = max(0, member.exclusions - 1)
-            member.seconds = monotonic() - question.asked_at
+            self._members.well_done(member, monotonic() - question.asked_at)
+            member.speed = arrival.speed
             member.steps += arrival.steps
             self.totals.contacts += 1
             self.totals.steps += arrival.steps
@@ -578,22 +523,6 @@ class NetworkFleet:
 
     # Under the lock
 
-    def _is_live(self, member: Member) -> bool:
-        now = monotonic()
-        return not member.away and now - member.heard < self._silence() and now >= member.left_out_until
-
-    def _hello_seconds(self) -> float:
-        """Between two signs of life: the more clients, the longer."""
-        return max(HELLO_SECONDS, len(self._members) / GREETED)
-
-    def _silence(self) -> float:
-        return max(self._limits.silence, 3 * self._hello_seconds())
-
-    def _prompt(self) -> float:
-        """Seconds after which an answer is slow: `slow` times what is usual, one vote a client."""
-        known = [member.seconds for member in self._members.values() if not isnan(member.seconds)]
-        return max(self._limits.prompt, self._limits.slow * median(known)) if known else inf
-
     def _wait(self, seconds: float) -> None:
         if self._stop.is_set():
             raise Stopped
@@ -633,20 +562,8 @@ class NetworkFleet:
         self._arrived = [arrival for arrival in self._arrived if arrival.round >= since]
         for name, ticket in list(self._owing.items()):
             if self._questions[ticket].note.round < since:
-                self._strike(self._members[name], "late answers")
+                self._members.strike(self._members[name], "late answers")
                 self._lose(self._members[name], ticket)
-
-    def _strike(self, member: Member, what: str) -> None:
-        """No fault, if it happens now and then."""
-        member.strikes += 1
-        if member.strikes >= self._limits.faults and self._is_live(member):
-            self._leave_out(member, what)
-
-    def _leave_out(self, member: Member, why: str) -> None:
-        seconds = min(self._limits.exclusion * 2**member.exclusions, LONGEST_EXCLUSION)
-        member.left_out_until = monotonic() + seconds
-        member.faults, member.strikes, member.exclusions = 0, 0.0, min(member.exclusions + 1, MOST_EXCLUSIONS)
-        _log.warning("%s is left out for %.0f s: %d %s", member.name, seconds, self._limits.faults, why)
 
     # Without it
 
@@ -666,9 +583,7 @@ class NetworkFleet:
 
     def _count_fault(self, member: Member) -> None:
         with self._changed:
-            member.faults += 1
-            if member.faults >= self._limits.faults:
-                self._leave_out(member, "faults in a row")
+            self._members.fault(member)
             self._changed.notify_all()
 
     def _replies(self, taken: list[_Arrival], failed: list[int]) -> Replies:

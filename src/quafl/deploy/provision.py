@@ -3,55 +3,37 @@
 `authority/` stays with the organiser. A kit (`server/`, `clients/NAME/`) goes to its party: `kit.json` says who that is
 and where the server is, `key.pem` and `certificate.pem` prove it, `authority.pem` proves the others. The server's kit
 also lists the revoked certificates, in `revoked.json`. Only their owner can read these files, from their first byte on.
+What the certificates say is `deploy.certificates`.
 """
 
 import ipaddress
 import json
-import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from tempfile import NamedTemporaryFile, TemporaryDirectory
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from quafl.deploy.carrier import SERVER
-from quafl.record.files import alone
+from quafl.deploy.certificates import LIFETIME, Expiry, Pair, ProvisionError, found, issue, key_pem, pem, read_peer
+from quafl.record.files import alone, make_private, write_atomically
 
 FORMAT = 2  # of kits and of the authority's record; the first was NVIDIA FLARE's
 AUTHORITY, CLIENTS = "authority", "clients"
 FEDERATION, REVOKED, KIT = "federation.json", "revoked.json", "kit.json"
 KEY, CERTIFICATE, ROOT = "key.pem", "certificate.pem", "authority.pem"
-SKEW = timedelta(minutes=5)  # by which clocks may differ: certificates begin that long before they are made
-LIFETIME = timedelta(days=360) - SKEW
-NEAR = (30, 7, 1, 0)  # days before a certificate's end at which it is warned of
 LONGEST = 36500  # days that an authority may be good for
-PURPOSES = (
-    "digital_signature",
-    "content_commitment",
-    "key_encipherment",
-    "data_encipherment",
-    "key_agreement",
-    "key_cert_sign",
-    "crl_sign",
-    "encipher_only",
-    "decipher_only",
-)
 EARLIER = (
     "is of an earlier release, which used NVIDIA FLARE; make new kits with 'quafl federation init' in a new folder"
 )
-
-
-class ProvisionError(Exception):
-    """One sentence about what is wrong with a federation's folder, a kit, a certificate, or a name."""
 
 
 class Credentials(NamedTuple):
@@ -60,47 +42,6 @@ class Credentials(NamedTuple):
     key: bytes
     certificate: bytes
     authority: bytes
-
-
-class Pair(NamedTuple):
-    """A private key, and the certificate of its public one."""
-
-    key: ec.EllipticCurvePrivateKey
-    certificate: x509.Certificate
-
-
-class Peer(NamedTuple):
-    """Whom a certificate names."""
-
-    name: str
-    serial: int
-    expires: datetime
-    is_client: bool
-
-
-class Expiry:
-    """When a certificate's end is to be spoken of: once each at 30, 7 and 1 days before it, and when it has come."""
-
-    def __init__(self, name: str, expires: datetime) -> None:
-        self._name, self._expires, self._told = name, expires, 0
-
-    def due(self, now: datetime | None = None) -> str | None:
-        """A sentence, if there is something new to say.
-
-        >>> expiry = Expiry("north", datetime(2026, 11, 16, tzinfo=UTC))
-        >>> expiry.due(datetime(2026, 11, 10, tzinfo=UTC))  # doctest: +ELLIPSIS
-        "the certificate of north ends in 6 days, on 2026-11-16; the organiser renews it with 'quafl federation ...'"
-        >>> expiry.due(datetime(2026, 11, 11, tzinfo=UTC))
-        """
-        left = self._expires - (now or datetime.now(UTC))
-        passed = sum(left < timedelta(days=days) for days in NEAR)
-        if passed <= self._told:
-            return None
-        self._told = passed
-        soon = {0: "within a day", 1: "in 1 day"}.get(left.days, f"in {left.days} days")
-        when = f"ends {soon}, on" if left >= timedelta() else "ended on"
-        remedy = f"the organiser renews it with 'quafl federation renew {self._name}'"
-        return f"the certificate of {self._name} {when} {self._expires:%Y-%m-%d}; {remedy}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +87,7 @@ class Kit:
             pair.certificate.verify_directly_issued_by(authority)
         except (OSError, ValueError, TypeError, InvalidSignature) as error:
             raise ProvisionError(f"{self.path / CERTIFICATE} is not issued by the authority in {ROOT} there") from error
-        return Credentials(_key_pem(pair.key), _pem(pair.certificate), _pem(authority))
+        return Credentials(key_pem(pair.key), pem(pair.certificate), pem(authority))
 
 
 class Watch:
@@ -185,16 +126,16 @@ def init(
         _check_name(name, names[:number])
     if not 1 <= valid_days <= LONGEST:
         raise ProvisionError(f"--valid-days {valid_days}: must be from 1 to {LONGEST}")
-    authority = _found(timedelta(days=valid_days))
+    authority = found(timedelta(days=valid_days))
     federation = {"format": FORMAT, "host": host, "port": port, "clients": list(names), "issued": [], "revoked": []}
     made = {place_of(name): _make_kit(federation, authority, name, passphrase) for name in (SERVER, *names)}
     made[Path(SERVER)][REVOKED] = _json([])
     made[Path(AUTHORITY)] = {
-        KEY: _key_pem(authority.key, authority_passphrase or passphrase),
-        CERTIFICATE: _pem(authority.certificate),
+        KEY: key_pem(authority.key, authority_passphrase or passphrase),
+        CERTIFICATE: pem(authority.certificate),
         FEDERATION: _json(federation),
     }
-    _make_folder(folder)
+    make_private(folder)
     with TemporaryDirectory(dir=folder, prefix=".") as scratch:
         for place, files in made.items():
             _fill(Path(scratch) / place, files)
@@ -305,96 +246,10 @@ def is_encrypted(folder: Path) -> bool:
     return path.exists() and path.read_bytes().startswith(b"-----BEGIN ENCRYPTED")
 
 
-def read_peer(pem: bytes) -> Peer:
-    """Whom a certificate names that TLS has verified; a client's can be used for nothing else."""
-    try:
-        certificate = x509.load_pem_x509_certificate(pem)
-        (subject,) = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-        found = [extension.value for extension in certificate.extensions]
-    except (ValueError, x509.InvalidVersion, x509.DuplicateExtension, x509.UnsupportedGeneralNameType) as error:
-        raise ProvisionError(f"the certificate is not of a QuAFL federation: {error}") from error
-    name = str(subject.value)
-    is_client = all(extension in found for extension in _client(name))
-    return Peer(name, certificate.serial_number, certificate.not_valid_after_utc, is_client)
-
-
 def open_authority(folder: Path, passphrase: str | None = None) -> Pair:
     """That of the federation in this folder."""
     _read(folder)
     return _load(folder / AUTHORITY, passphrase)
-
-
-def issue(authority: Pair, name: str, host: str, lifetime: timedelta = LIFETIME) -> Pair:
-    """A new key and its certificate for a client, or for the server, which is at this host. It is good from now on, and
-    never longer than the authority."""
-    issuer, end = authority.certificate, authority.certificate.not_valid_after_utc
-    if datetime.now(UTC) > end:
-        raise ProvisionError(f"the authority ended on {end:%Y-%m-%d}; make a new one with 'quafl federation init'")
-    key = ec.generate_private_key(ec.SECP256R1())
-    identifier = issuer.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
-    builder = (
-        _certificate(name, issuer.subject, key, min(datetime.now(UTC) + lifetime, end))
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage("digital_signature"), critical=True)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
-    )
-    for extension in _server(host) if name == SERVER else _client(name):
-        builder = builder.add_extension(extension, critical=False)
-    return Pair(key, builder.sign(authority.key, hashes.SHA256()))
-
-
-def _found(lifetime: timedelta) -> Pair:
-    """An authority, which may name parties, but no further authorities."""
-    key, name = ec.generate_private_key(ec.SECP256R1()), "QuAFL authority"
-    builder = (
-        _certificate(name, _subject(name), key, datetime.now(UTC) + lifetime)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage("key_cert_sign"), critical=True)
-    )
-    return Pair(key, builder.sign(key, hashes.SHA256()))
-
-
-def _certificate(
-    name: str, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, end: datetime
-) -> x509.CertificateBuilder:
-    """What every certificate says."""
-    return (
-        x509.CertificateBuilder()
-        .subject_name(_subject(name))
-        .issuer_name(issuer)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(datetime.now(UTC) - SKEW)
-        .not_valid_after(end)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-    )
-
-
-def _subject(name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-
-
-def _usage(purpose: str) -> x509.KeyUsage:
-    """For one purpose only."""
-    return x509.KeyUsage(**{**dict.fromkeys(PURPOSES, False), purpose: True})
-
-
-def _server(host: str) -> tuple[x509.ExtensionType, ...]:
-    """What makes a certificate a server's."""
-    names: list[x509.GeneralName] = []
-    for one in dict.fromkeys((host, "localhost", "127.0.0.1")):
-        try:
-            names.append(x509.IPAddress(ipaddress.ip_address(one)))
-        except ValueError:
-            names.append(x509.DNSName(one))
-    return x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), x509.SubjectAlternativeName(names)
-
-
-def _client(name: str) -> tuple[x509.ExtensionType, ...]:
-    """What makes a certificate a client's. Its alternative name is no host's; without one, gRPC would take the
-    common name for a host's."""
-    alternative = x509.UniformResourceIdentifier(f"quafl:client/{name}")
-    return x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), x509.SubjectAlternativeName([alternative])
 
 
 def _admit(
@@ -422,9 +277,9 @@ def _make_kit(
     end = certificate.not_valid_after_utc.isoformat()
     federation["issued"].append({"serial": f"{certificate.serial_number:x}", "name": name, "until": end})
     return {
-        KEY: _key_pem(key, passphrase),
-        CERTIFICATE: _pem(certificate),
-        ROOT: _pem(authority.certificate),
+        KEY: key_pem(key, passphrase),
+        CERTIFICATE: pem(certificate),
+        ROOT: pem(authority.certificate),
         KIT: _json({"format": FORMAT, "name": name, "host": host, "port": port}),
     }
 
@@ -513,41 +368,13 @@ def _load(folder: Path, passphrase: str | None) -> Pair:
     return Pair(key, certificate)
 
 
-def _key_pem(key: ec.EllipticCurvePrivateKey, passphrase: str | None = None) -> bytes:
-    encryption: serialization.KeySerializationEncryption = serialization.NoEncryption()
-    if passphrase is not None:
-        if not 0 < len(passphrase.encode()) < 1024:
-            raise ProvisionError("a passphrase must not be empty, nor longer than 1,023 bytes")
-        encryption = serialization.BestAvailableEncryption(passphrase.encode())
-    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption)
-
-
-def _pem(certificate: x509.Certificate) -> bytes:
-    return certificate.public_bytes(serialization.Encoding.PEM)
-
-
 def _json(content: Any) -> bytes:
     return json.dumps(content, indent=2).encode() + b"\n"
 
 
-def _make_folder(folder: Path) -> None:
-    """And those above it that are missing, for their owner only; `mkdir(parents=True)` would open those to others."""
-    if not folder.is_dir():
-        _make_folder(folder.parent)
-        folder.mkdir(mode=0o700)
-
-
 def _fill(folder: Path, files: dict[str, bytes]) -> None:
-    """Put files into a folder, each whole or not at all, and for their owner only: temporary files are made so."""
-    _make_folder(folder)
+    """Put files into a folder, each whole or not at all, and for their owner only."""
+    make_private(folder)
     for name, octets in files.items():
-        with NamedTemporaryFile(dir=folder, prefix=".", delete=False) as stream:
-            part = Path(stream.name)
-            try:
-                stream.write(octets)
-                stream.flush()
-                os.fsync(stream.fileno())
-                part.replace(folder / name)
-            except BaseException:
-                part.unlink()
-                raise
+        with write_atomically(folder / name, "wb", private=True) as stream:
+            stream.write(octets)

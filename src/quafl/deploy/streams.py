@@ -29,8 +29,9 @@ import grpc.aio
 from quafl.core.seams import WireError
 from quafl.deploy import provision
 from quafl.deploy.carrier import Hears, Loop, Octets, Unadmitted, Unreachable
+from quafl.deploy.certificates import Peer, ProvisionError, read_peer
 from quafl.deploy.line import AT_ONCE, LARGEST_FRAME, PENDING, Line
-from quafl.deploy.provision import Kit, Peer, ProvisionError
+from quafl.deploy.provision import Kit
 
 _log = logging.getLogger(__name__)
 
@@ -181,7 +182,7 @@ class GrpcServer:
         said = {key: value for key, value in context.invocation_metadata() or () if key.startswith("quafl-")}
         certificate = context.auth_context().get("x509_pem_cert", (b"",))[0]
         try:
-            peer = provision.read_peer(certificate)
+            peer = read_peer(certificate)
         except ProvisionError as error:
             await _refuse(context, str(error))
         refusal = self._refusal(peer)

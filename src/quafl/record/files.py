@@ -9,15 +9,31 @@ from typing import IO, Any
 
 
 @contextmanager
-def write_atomically(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
-    """A stream that replaces `path` when it is closed without an error."""
+def write_atomically(path: Path, mode: str = "w", *, private: bool = False) -> Iterator[IO[Any]]:
+    """A stream that replaces `path` when it is closed without an error. A private file is its owner's alone from its
+    first byte, whatever the umask."""
     part = path.with_name(path.name + ".part")
+    if private:
+        part.unlink(missing_ok=True)
+    fresh, permissions = (os.O_EXCL, 0o600) if private else (os.O_TRUNC, 0o666)
+    descriptor = os.open(part, os.O_CREAT | os.O_WRONLY | fresh, permissions)
     text = "b" not in mode
-    with part.open(mode, encoding="utf-8" if text else None, newline="" if text else None) as stream:
-        yield stream
-        stream.flush()
-        os.fsync(stream.fileno())
-    part.replace(path)
+    try:
+        with os.fdopen(descriptor, mode, encoding="utf-8" if text else None, newline="" if text else None) as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def make_private(folder: Path) -> None:
+    """And those above it that are missing, for their owner only; `mkdir(parents=True)` would open those to others."""
+    if not folder.is_dir():
+        make_private(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
 
 
 class InUse(Exception):
@@ -27,7 +43,7 @@ class InUse(Exception):
 @contextmanager
 def alone(folder: Path, remedy: str) -> Iterator[None]:
     """Nobody else is in such a block for that folder; it is made, for its owner's eyes only, if it is not there."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_private(folder)
     lock = os.open(folder / "in-use", os.O_CREAT | os.O_WRONLY, 0o600)
     try:
         try:

@@ -9,7 +9,7 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from quafl.codec.directions import codecs_for
 from quafl.core.seams import Codecs, WireError
 from quafl.deploy.coordinator import Plan
-from quafl.deploy.fleet import Limits
+from quafl.deploy.members import Limits
 from quafl.deploy.messages import HELLO_SECONDS
 from quafl.deploy.worker import Terms
 from quafl.settings.algorithms import FedAvgSettings, FedBuffSettings, QuAFLSettings
