@@ -37,7 +37,7 @@ from quafl.deploy.clock import WallClock
 from quafl.deploy.fleet import NetworkFleet
 from quafl.deploy.journal import Journal
 from quafl.deploy.members import Limits
-from quafl.deploy.messages import Contact, Finished, Hello, Received, Reply
+from quafl.deploy.messages import Contact, Finished, Hello, Received, Reply, Welcome
 from quafl.deploy.streams import GrpcClient, GrpcServer, largest_message
 from quafl.deploy.worker import Terms, Worker
 from quafl.run.versions import versions
@@ -419,8 +419,9 @@ def host(root: str, text: str, *names: str) -> None:
         for client, session in clients:
             hello = {"dim": len(model), "buffers": 0, "session": session, "leaving": False}
             with suppress(Unreachable):
-                answer = messages.from_bytes(client.ask(messages.to_bytes(Hello(messages.as_text(hello))), 30.0))
-                seconds = messages.from_text(answer.text).get("hello_seconds", seconds)  # type: ignore[union-attr]
+                match messages.from_bytes(client.ask(messages.to_bytes(Hello(messages.as_text(hello))), 30.0)):
+                    case Welcome(text):
+                        seconds = messages.from_text(text)["hello_seconds"]
         over.wait(max(0.0, seconds - (perf_counter() - began)))
     os._exit(0)
 

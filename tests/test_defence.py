@@ -8,13 +8,14 @@ from typing import Any, ClassVar, NamedTuple
 
 import pytest
 import torch
+from liars import Attack, Attacked
 from torch import Tensor, nn
 from worlds import steady, world
 
 from quafl import Defence, FedAvg, FedBuff, FedNova, Lattice, Plan, QuAFL, Simulation, sgd
 from quafl.codec import QSGD
 from quafl.core.defence import MOVED, RECENT, Heard
-from quafl.core.seams import Codec, Ids, Packet, Replies, ServerState
+from quafl.core.seams import Codec, Ids, ServerState
 from quafl.settings.base import SettingsError
 from quafl.settings.defence import FederationDefence
 from quafl.settings.reading import load
@@ -328,41 +329,6 @@ def test_fednova_bounds_what_a_client_has_gone_in_a_step() -> None:
 # Whole runs
 
 
-class Lying:
-    """A fleet in which some clients send `boost` times their displacement, `statistics` and a `told` distance."""
-
-    def __init__(self, run: Simulation, liars: list[int], boost: float, statistics: float | None, told: float | None):
-        self._fleet, self._run, self._up = run._fleet, run, run._codecs.up
-        self._liars, self._boost, self._statistics, self._told = liars, boost, statistics, told
-        self._rng = torch.Generator().manual_seed(5)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._fleet, name)
-
-    def receive(self, count: int, within: float, since: int) -> Replies:
-        replies = self._fleet.receive(count, within, since)
-        for row, client in enumerate(replies.senders.tolist()):
-            if client in self._liars:
-                replies = self._lie(replies, row)
-        return replies
-
-    def _lie(self, replies: Replies, row: int) -> Replies:
-        model, ask, one = self._run.server.model, replies.refine, replies.answer[row : row + 1]
-        origin = model if self._up.keyed else torch.zeros_like(model)
-        said = self._up.decode(one.packet, key=model, refine=lambda _, request: ask(row, request))[0]
-        vector = origin + self._boost * (said - origin)
-        length = (vector - origin).norm().reshape(1)
-        exact = one.packet.exact if self._statistics is None else torch.full_like(one.packet.exact, self._statistics)
-        packet = self._up.encode(vector[None], self._rng, distance=length, exact=exact)
-        told = one.distance if self._told is None else torch.tensor([self._told])
-        answer = replies.answer.with_rows(torch.tensor([row]), replace(one, packet=packet, distance=told))
-
-        def refine(which: int, request: Packet) -> Packet:
-            return self._up.refine(vector, request) if which == row else ask(which, request)
-
-        return replace(replies, answer=answer, refine=refine)
-
-
 class Learned(NamedTuple):
     states: list[ServerState]
     accuracy: float
@@ -387,7 +353,8 @@ def learned(
     plan = Plan(until=UNTIL[make], every=UNTIL[make])  # type: ignore[index]
     run = Simulation(task, 20, World(), make(sampled=5, defence=defence), codec, sgd(0.2), plan)
     if boost is not None:
-        run._fleet = Lying(run, [19], boost, statistics, told)  # type: ignore[assignment]
+        lie = Attack(lambda boost, model, own, chance: boost * own, statistics=statistics, distance=told)
+        Attacked.into(run, [19], lie, boost, seed=5)
     states = [run.server for _ in run]
     return Learned(states, run.rows[-1]["accuracy"])
 
