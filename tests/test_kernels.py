@@ -14,7 +14,7 @@ from torch import Tensor
 
 import quafl
 from quafl.codec import Lattice
-from quafl.codec.kernels import LIMIT, Kernel, available, kernel_for, kernel_named
+from quafl.codec.kernels import LIMIT, Decoded, Encoded, Kernel, available, kernel_for, kernel_named
 from quafl.codec.kernels.oracle import Oracle
 
 CUDA = torch.cuda.is_available()
@@ -41,6 +41,16 @@ def place(name: str, *tensors: Tensor) -> list[Tensor]:
     return [tensor.cuda() if name == "triton" else tensor.cpu() for tensor in tensors]
 
 
+def encode(name: str, x: Tensor, seed: Tensor, side: Tensor, bits: int) -> Encoded:
+    x, seed, side = place(name, x, seed, side)
+    return KERNELS[name].encode(x, seed, side, bits)
+
+
+def decode(name: str, message: Encoded, seed: Tensor, side: Tensor, bits: int, key: Tensor) -> Decoded:
+    symbols, checks, seed, side, key = place(name, message.symbols, message.checks, seed, side, key)
+    return KERNELS[name].decode(symbols, checks, seed, side, bits, key)
+
+
 def case(dim: int, bits: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     rng = torch.Generator().manual_seed(100 * dim + bits)
     x = torch.randn(3, dim, generator=rng)
@@ -50,13 +60,11 @@ def case(dim: int, bits: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def assert_agree(writer: str, reader: str, dim: int, bits: int) -> None:
     x, key, seed, side = case(dim, bits)
-    encoded = KERNELS[writer].encode(*place(writer, x, seed, side), bits)
+    encoded = encode(writer, x, seed, side, bits)
     expected = Oracle().encode(x, seed, side, bits)
-    for got, wanted in zip(encoded, expected, strict=True):
-        assert torch.equal(got.cpu(), wanted)
+    assert all(torch.equal(got.cpu(), right) for got, right in zip(encoded, expected, strict=True))
     for keys in key, key[:1], key + 3.0:  # a key each, one for all, and ones that are too far away
-        message = place(reader, encoded.symbols, encoded.checks, seed, side)
-        decoded = KERNELS[reader].decode(*message, bits, *place(reader, keys))
+        decoded = decode(reader, encoded, seed, side, bits, keys)
         wanted = Oracle().decode(expected.symbols, expected.checks, seed, side, bits, keys)
         assert torch.equal(decoded.failed.cpu(), wanted.failed)
         whole = ~wanted.failed.any(dim=-1)
@@ -74,7 +82,7 @@ def test_each_kernel_decodes_what_each_has_encoded(writer: str, reader: str, bit
 @pytest.mark.parametrize("name", KERNELS)
 def test_widths_up_to_16_agree_within_the_range(name: str, bits: int) -> None:
     x, _, seed, side = case(5000, bits)
-    message = KERNELS[name].encode(*place(name, x / 100, seed, side), bits)
+    message = encode(name, x / 100, seed, side, bits)
     expected = Oracle().encode(x / 100, seed, side, bits)
     assert all(torch.equal(got.cpu(), wanted) for got, wanted in zip(message, expected, strict=True))
 
@@ -90,17 +98,16 @@ def test_any_dimension_works(name: str, dim: int) -> None:
 def test_what_is_out_of_range_or_not_finite_is_told(name: str, bad: float) -> None:
     x, _, seed, side = case(3000, 8)
     x[1, 77] = bad
-    widest = KERNELS[name].encode(*place(name, x, seed, side), 8).widest.cpu()
+    widest = encode(name, x, seed, side, 8).widest.cpu()
     assert [bool(row <= LIMIT) for row in widest] == [True, False, True]
 
 
 def test_no_rows_are_no_rows() -> None:
-    for name, kernel in KERNELS.items():
+    for name in KERNELS:
         x, key, seed, side = case(2000, 4)
-        assert len(kernel.encode(*place(name, x[:0], seed[:0], side[:0]), 4).checks) == 0
-        message = kernel.encode(*place(name, x[:1], seed[:1], side[:1]), 4)
-        none = kernel.decode(*message[:2], *place(name, seed[:1], side[:1]), 4, *place(name, key[:0]))
-        assert len(none.vectors) == 0
+        assert len(encode(name, x[:0], seed[:0], side[:0], 4).checks) == 0
+        message = encode(name, x[:1], seed[:1], side[:1], 4)
+        assert len(decode(name, message, seed[:1], side[:1], 4, key[:0]).vectors) == 0
 
 
 def test_the_fastest_kernel_at_hand_serves_and_one_can_be_forced() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from quafl.codec import DecodeError, Lattice, Packet, WireError, answer, decode, encode, wire
-from quafl.core.seams import Refine
+from quafl.codec.seams import Refine
 
 
 def rng(seed: int = 0) -> torch.Generator:
@@ -83,9 +83,9 @@ def test_rows_that_decode_are_left_alone() -> None:
     codec, x = Lattice(bits=4, resolution=1e-3), torch.randn(3, 2000, generator=rng())
     key = x.clone()
     key[1] += 5.0
-    packet, log = codec.encode(x, rng(1)), []
+    packet = codec.encode(x, rng(1))
     rows: list[int] = []
-    inner = sender(codec, x, log)
+    inner = sender(codec, x, [])
 
     def refine(row: int, request: Packet) -> Packet:
         rows.append(row)
@@ -119,6 +119,23 @@ def test_an_answer_to_something_else_is_refused() -> None:
         codec.decode(packet, key=x + 1, refine=wrong)
 
 
+def test_a_request_or_refinement_that_lies_about_its_bits_or_blocks_is_refused() -> None:
+    codec, x = Lattice(bits=4, resolution=1e-3), torch.randn(5000, generator=rng())
+    log: list[Packet] = []
+    codec.decode(codec.encode(x, rng(1)), key=x + 0.02, refine=sender(codec, x, log))
+    none = torch.empty(0, dtype=torch.int32)
+    for packet, kind in zip(log[:2], ("request", "refinement"), strict=True):
+        for lie, reason in [
+            (replace(packet, sent=0), f"{kind} of bits 0 to 1, must be within 1 to 24"),
+            (replace(packet, sent=24), f"{kind} of bits 24 to 25, must be within 1 to 24"),
+            (replace(packet, exact=torch.ones(3)), f"{kind} has 3 exact values, must have none"),
+            (replace(packet, dim=4096), f"{kind} of 5 blocks, d=4096 has 4"),
+            (replace(packet, symbols=none, checks=none), f"{kind} of 0 blocks, d=5000 has 5"),
+        ]:
+            with pytest.raises(WireError, match=reason):
+                wire.from_bytes(wire.to_bytes(lie))
+
+
 def test_tensors_and_state_dicts_are_refined_over_a_wire() -> None:
     torch.manual_seed(0)
     mine = torch.nn.Sequential(torch.nn.Linear(30, 40), torch.nn.BatchNorm1d(40)).state_dict()
@@ -141,6 +158,3 @@ def test_half_precision_weights_are_accepted_and_restored(dtype: torch.dtype) ->
     for bits in (8, 32):
         received = decode(encode(x, key=x, bits=bits, rng=rng()), key=x)
         assert received.dtype == dtype
-    packet = Lattice(bits=8).encode(x, rng(), distance=0.1)
-    assert wire.from_bytes(wire.to_bytes(packet)).dtype == dtype
-    assert Lattice(bits=8).decode(packet, key=x).dtype == dtype

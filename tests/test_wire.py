@@ -1,19 +1,14 @@
-"""The wire format: exact, stable, and closed to whatever else arrives."""
+"""The wire format: stable, and closed to whatever else arrives. What every codec promises is in test_codecs."""
 
 import random
-import struct
-import tracemalloc
-import zlib
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from quafl.codec import QSGD, Identity, Lattice, Packet, WireError, wire
-from quafl.core.seams import HEADER_BYTES
+from quafl.codec.seams import HEADER_BYTES
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -61,25 +56,7 @@ def test_every_kind_of_message_survives_its_octets(name: str) -> None:
 
 def same(a: Packet, b: Packet) -> bool:
     common = all(getattr(a, name) == getattr(b, name) for name in COMMON)
-    return common and all(
-        torch.equal(getattr(a, name), getattr(b, name))
-        for name in ("symbols", "checks", "scales", "side", "seed", "exact")
-    )
-
-
-@given(
-    bits=st.sampled_from([*range(1, 17), 32]),
-    dim=st.sampled_from([0, 1, 1023, 1024, 1025, 2500]),
-    exact=st.integers(0, 3),
-    seed=st.integers(0, 2**32),
-)
-def test_from_bytes_of_to_bytes_is_the_identity_and_bytes_counted_are_bytes_sent(
-    bits: int, dim: int, exact: int, seed: int
-) -> None:
-    packet = sample(bits, dim, exact, seed)
-    message = wire.to_bytes(packet)
-    assert len(message) == packet.nbytes
-    assert same(wire.from_bytes(message), packet)
+    return common and all(torch.equal(getattr(a, name), getattr(b, name)) for name in TENSORS)
 
 
 def test_a_request_for_blocks_that_do_not_exist_is_refused() -> None:
@@ -88,18 +65,6 @@ def test_a_request_for_blocks_that_do_not_exist_is_refused() -> None:
         message = wire.to_bytes(replace(request, symbols=torch.tensor(blocks, dtype=torch.int32)))
         with pytest.raises(WireError, match="blocks out of range or out of order"):
             wire.from_bytes(message)
-
-
-def test_nothing_is_allocated_for_a_size_that_is_only_promised() -> None:
-    """A header that speaks of 2^50 coordinates, with its crc right, is refused without making room for them."""
-    message = bytearray(wire.to_bytes(sample(4, 1500, 2)))
-    struct.pack_into("<Q", message, 16, 2**50)
-    struct.pack_into("<I", message, 36, 2**32 - 1)
-    tracemalloc.start()
-    with pytest.raises(WireError):
-        wire.from_bytes(signed(message))
-    assert tracemalloc.get_traced_memory()[1] < 10 * len(message)
-    tracemalloc.stop()
 
 
 @pytest.mark.parametrize("bits", [4, 7, 32])
@@ -115,9 +80,8 @@ def test_golden_messages_are_still_written_and_read(bits: int) -> None:
 
 def test_a_batch_is_sent_row_by_row() -> None:
     packet = Lattice(bits=4).encode(torch.randn(3, 100, generator=rng()), rng(), distance=1.0)
-    with pytest.raises(ValueError, match="takes one message, this packet has 3"):
+    with pytest.raises(ValueError, match="takes one message, this packet has 3; index it first"):
         wire.to_bytes(packet)
-    assert sum(len(wire.to_bytes(packet[i])) for i in range(3)) == packet.nbytes
 
 
 def test_fourteen_thousand_mutated_messages_are_all_refused() -> None:
@@ -144,52 +108,6 @@ def test_fourteen_thousand_mutated_messages_are_all_refused() -> None:
             message[start : start + length] = fresh
         with pytest.raises(WireError):
             wire.from_bytes(bytes(message))
-
-
-def signed(message: bytearray) -> bytes:
-    """The message with the crc that belongs to it."""
-    crc_at = HEADER_BYTES - 4
-    struct.pack_into("<I", message, crc_at, zlib.crc32(message[HEADER_BYTES:], zlib.crc32(message[:crc_at])))
-    return bytes(message)
-
-
-FIELDS = {  # name: (offset, format, a value that cannot be right, what the error says)
-    "magic": (0, "4s", b"HTTP", "begins with b'HTTP'"),
-    "version": (4, "B", 9, "format version 9"),
-    "codec": (5, "B", 77, "codec 77"),
-    "dtype": (6, "B", 3, "dtype 3"),
-    "bits": (7, "B", 17, "17 bits"),
-    "kind": (9, "B", 5, "kind 5"),
-    "exact": (12, "I", 2**31, "octets of payload"),
-    "unit": (10, "H", 512, "blocks of 512"),
-    "sent": (8, "B", 3, "3 bits went before"),
-    "d": (16, "Q", 2**60, "block checksums"),
-    "d too large": (16, "Q", 2**63, "below 2\\^62"),
-    "seed": (24, "Q", 2**63, "seed"),
-    "side": (32, "f", -1.0, "side -1.0"),
-    "side nan": (32, "f", float("nan"), "side nan"),
-    "side zero": (32, "f", 0.0, "side 0.0"),
-    "blocks": (36, "I", 1, "1 block checksums"),
-    "length": (40, "Q", 2**50, "promises"),
-}
-
-
-@pytest.mark.parametrize("field", FIELDS)
-def test_a_lying_header_with_a_good_crc_is_refused_with_its_reason(field: str) -> None:
-    offset, kind, value, reason = FIELDS[field]
-    message = bytearray(wire.to_bytes(sample(4, 1500, 2)))
-    struct.pack_into("<" + kind, message, offset, value)
-    with pytest.raises(WireError, match=reason):
-        wire.from_bytes(signed(message))
-
-
-def test_values_that_are_not_finite_are_refused() -> None:
-    message = bytearray(wire.to_bytes(sample(32, 4, 1)))
-    for place in HEADER_BYTES, HEADER_BYTES + 16:
-        bad = bytearray(message)
-        struct.pack_into("<f", bad, place, float("inf"))
-        with pytest.raises(WireError, match="NaN or infinite"):
-            wire.from_bytes(signed(bad))
 
 
 def test_an_honest_error_for_a_message_cut_off() -> None:

@@ -14,10 +14,13 @@ import torch
 from torch import Tensor
 
 from quafl.codec import refinement
+from quafl.codec.formats import KINDS, Header, Layout, expect
 from quafl.codec.hashing import BLOCK
 from quafl.codec.kernels import LIMIT, Kernel, kernel_for, kernel_named
-from quafl.codec.packets import check_finite, check_fits, draw_seeds, make_packet
-from quafl.core.seams import DecodeError, Model, Packet, Refine
+from quafl.codec.packets import broadcast, check_finite, check_fits, draw_seeds, make_packet
+from quafl.codec.rotation import block_count
+from quafl.codec.seams import DecodeError, Packet, Refine
+from quafl.core.messages import Model
 
 LATTICE = 1  # id on the wire
 SMALLEST_SIDE = 2.0**-64
@@ -38,6 +41,7 @@ class Lattice:
     kernel: str | None = None
 
     keyed: ClassVar[bool] = True
+    difference: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.bits <= 16:
@@ -96,7 +100,7 @@ class Lattice:
         For the others, more bits are asked for through `refine`; without it, DecodeError.
         """
         check_fits(packet, LATTICE, key)
-        leading = _broadcast(packet.side.shape, key.shape[:-1])
+        leading = broadcast(packet.side.shape, key.shape[:-1])
         keys = _rows(key.to(torch.float32), leading, 1)
         vectors, failed = self._kernel(key).decode(
             _rows(packet.symbols, leading, 1),
@@ -127,11 +131,47 @@ class Lattice:
         return kernel_for(x.device) if self.kernel is None else kernel_named(self.kernel)
 
 
-def _broadcast(one: torch.Size, other: torch.Size) -> torch.Size:
-    """torch.broadcast_shapes, which takes longer than the launch of a kernel, where there is something to do."""
-    if not one or one == other:
-        return other
-    return torch.broadcast_shapes(one, other) if other else one
+@dataclass(frozen=True, slots=True)
+class LatticeFormat:
+    """Symbols and a checksum for each block; also requests, which name blocks, and the refinements that answer them."""
+
+    id: ClassVar[int] = LATTICE
+    name: ClassVar[str] = "lattice"
+
+    def layout(self, header: Header) -> Layout:
+        """32·b words of symbols and one checksum a block; a block's number for each in a request."""
+        expect(1 <= header.bits <= 16, f"lattice message has {header.bits} bits, must have 1 to 16")
+        expect(0 < header.side < inf, f"lattice message has side {header.side}, must be positive and finite")
+        expect(header.unit == BLOCK, f"lattice message has blocks of {header.unit}, must have {BLOCK}")
+        kind, blocks = KINDS[header.kind], header.blocks
+        whole, last, most = block_count(header.dim), header.sent + header.bits, refinement.FULL
+        if kind == "base":
+            expect(header.sent == 0, f"first message says that {header.sent} bits went before it")
+            expect(blocks == whole, f"message has {blocks} block checksums, d={header.dim} needs {whole}")
+        else:
+            within = header.sent >= 1 and last <= most
+            expect(within, f"{kind} of bits {header.sent} to {last}, must be within 1 to {most}")
+            expect(header.exact == 0, f"{kind} has {header.exact} exact values, must have none")
+            expect(1 <= blocks <= whole, f"{kind} of {blocks} blocks, d={header.dim} has {whole}")
+        if kind == "request":
+            return Layout(symbols=blocks)
+        return Layout(symbols=BLOCK // 32 * header.bits * blocks, checks=blocks)
+
+    def blocks(self, packet: Packet) -> int:
+        """All of them in a first message, those asked for in the others."""
+        return (packet.symbols if packet.kind == "request" else packet.checks).shape[-1]
+
+    def check(self, packet: Packet) -> None:
+        """A request names blocks that exist, each once and in their order."""
+        if packet.kind == "request":
+            numbers = packet.symbols
+            inside = (numbers >= 0) & (numbers < block_count(packet.dim))
+            rising = numbers.diff() > 0
+            expect(bool(inside.all() and rising.all()), "request names blocks out of range or out of order")
+
+    def codec(self, packet: Packet) -> Lattice:
+        """The side and the seed are in the packet."""
+        return Lattice(bits=packet.bits)
 
 
 def _rows(tensor: Tensor, leading: torch.Size, own_axes: int) -> Tensor:

@@ -25,7 +25,7 @@ A key that is too far away is noticed, never guessed:
 >>> decode(message, key=torch.full((5000,), 3.0))
 Traceback (most recent call last):
     ...
-quafl.core.seams.DecodeError: blocks [0, 1, 2, 3, 4] of 5 do not decode: ...
+quafl.codec.seams.DecodeError: blocks [0, 1, 2, 3, 4] of 5 do not decode: ...
 """
 
 from collections.abc import Callable, Mapping
@@ -35,10 +35,11 @@ import torch
 from torch import Tensor
 
 from quafl.codec import wire
-from quafl.codec.identity import IDENTITY, Identity
+from quafl.codec.identity import Identity
 from quafl.codec.lattice import Lattice
-from quafl.codec.qsgd import QSGD, QSGD_L2
-from quafl.core.seams import Codec, DecodeError, Packet, WireError
+from quafl.codec.packets import check_dtype
+from quafl.codec.registry import codec_of
+from quafl.codec.seams import Codec, DecodeError, Packet, WireError
 
 Weights = TypeVar("Weights", Tensor, Mapping[str, Tensor])
 Choose: TypeAlias = Callable[[str], bool]
@@ -63,8 +64,10 @@ def encode(
 
     Give the receiver's weights (`key`), or how far from them these are (`distance`, ‖weights − key‖), or the lattice's
     side (`resolution`). `bits` 32 sends everything as it is. Entries of a state_dict that `exact` names travel in full
-    precision; those that are not floating-point numbers are not sent.
+    precision; those that are not floating-point numbers are not sent, and those that are must be float32, float16 or
+    bfloat16.
     """
+    _check_dtypes(weights)
     vector, buffers = _flatten(weights, exact)
     if key is not None:
         distance = float((vector - _flatten(key, exact)[0]).norm())
@@ -106,16 +109,17 @@ def answer(request: bytes, weights: Weights, *, exact: Choose = running_statisti
     vector, _ = _flatten(weights, exact)
     if packet.kind != "request" or packet.dim != len(vector):
         raise WireError(f"message is a {packet.kind} about d={packet.dim}, expected a request about d={len(vector)}")
-    return wire.to_bytes(Lattice(bits=packet.bits).refine(vector, packet))
+    return wire.to_bytes(codec_of(packet).refine(vector, packet))
 
 
-def codec_of(packet: Packet) -> Codec:
-    """What decodes a packet, by its own header."""
-    if packet.codec == IDENTITY:
-        return Identity()
-    if packet.unit == 1024:
-        return Lattice(bits=packet.bits)
-    return QSGD(bits=packet.bits, norm="l2" if packet.codec == QSGD_L2 else "min-max", bucket=packet.unit)
+def _check_dtypes(weights: Tensor | Mapping[str, Tensor]) -> None:
+    """What is sent has a dtype that messages carry."""
+    if isinstance(weights, Tensor):
+        sent = {"the tensor to encode": weights}
+    else:
+        sent = {f"entry {name!r}": tensor for name, tensor in weights.items() if tensor.is_floating_point()}
+    for whose, tensor in sent.items():
+        check_dtype(tensor.dtype, whose)
 
 
 def _flatten(weights: Tensor | Mapping[str, Tensor], exact: Choose) -> tuple[Tensor, Tensor]:

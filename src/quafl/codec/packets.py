@@ -1,11 +1,14 @@
 """What all codecs do with packets: making them, and refusing what does not fit."""
 
-from math import isfinite
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
 
-from quafl.core.seams import DecodeError, Model, Packet
+from quafl.codec.formats import DTYPES
+from quafl.codec.seams import DecodeError, Packet
+from quafl.core.messages import Model
+from quafl.core.pieces import is_finite
 
 
 def make_packet(
@@ -23,6 +26,7 @@ def make_packet(
 ) -> Packet:
     """A first message about x; what a codec does not use stays empty."""
     rows = x.shape[:-1]
+    check_dtype(x.dtype)
     if exact is not None and not is_finite(exact):
         raise ValueError("the full-precision values have NaN or infinite ones among them; did training diverge?")
     nothing = torch.empty((*rows, 0), device=x.device)
@@ -41,15 +45,17 @@ def make_packet(
     )
 
 
-def is_finite(x: Tensor) -> bool:
-    """Whether all of it is; in one pass that keeps nothing."""
-    return x.numel() == 0 or all(map(isfinite, torch.stack(x.aminmax()).tolist()))
-
-
 def check_finite(x: Model) -> None:
     """A vector with NaN or Inf is the caller's mistake; it must not reach the wire."""
     if not is_finite(x):
         raise ValueError("the vector to encode has NaN or infinite coordinates; did training diverge?")
+
+
+def check_dtype(dtype: torch.dtype, whose: str = "the vector to encode") -> None:
+    """A message says which of a few dtypes its vector has."""
+    if dtype not in DTYPES:
+        names = ", ".join(map(str, DTYPES))
+        raise ValueError(f"{whose} has dtype {dtype}, messages carry {names}; convert it first, as with .float()")
 
 
 def check_fits(packet: Packet, codec: int, key: Model) -> None:
@@ -61,6 +67,17 @@ def check_fits(packet: Packet, codec: int, key: Model) -> None:
         )
     if packet.dim != key.shape[-1]:
         raise DecodeError(f"packet has d={packet.dim}, the key d={key.shape[-1]}; do both ends use the same model?")
+
+
+def broadcast(one: torch.Size, other: torch.Size) -> torch.Size:
+    """torch.broadcast_shapes, whose first call imports a computer algebra system, which takes a client a second, and
+    whose others take longer than the launch of a kernel."""
+    if one == other:
+        return one
+    sizes = [(a, b) for a, b in zip_longest(reversed(one), reversed(other), fillvalue=1)]
+    if any(a != b and 1 not in (a, b) for a, b in sizes):
+        raise ValueError(f"shapes {tuple(one)} and {tuple(other)} do not fit to each other")
+    return torch.Size(b if a == 1 else a for a, b in reversed(sizes))
 
 
 def draw_seeds(x: Model, rng: torch.Generator) -> Tensor:

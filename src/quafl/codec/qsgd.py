@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from quafl.codec import hashing
-from quafl.codec.packets import check_finite, check_fits, draw_seeds, make_packet
+from quafl.codec.formats import Header, Layout, expect, expect_plain
+from quafl.codec.packets import broadcast, check_finite, check_fits, draw_seeds, make_packet
 from quafl.codec.packing import pack, unpack
-from quafl.core.seams import DecodeError, Model, Packet, Refine
+from quafl.codec.seams import DecodeError, Packet, Refine
+from quafl.core.messages import Model
 
 QSGD_L2 = 2  # ids on the wire
 QSGD_MINMAX = 3
@@ -23,12 +25,14 @@ class QSGD:
     """`bits` per coordinate and a scale or two per bucket.
 
     "l2": a sign and ξ ∈ {0 … s}, s = 2^(b−1) − 1, for ‖bucket‖·ξ/s. "min-max": ξ ∈ {0 … s}, s = 2^b − 1, for
-    min + (max − min)·ξ/s. Both unbiased.
+    min + (max − min)·ξ/s. Both unbiased. With `difference`, the difference to what both ends know is coded, where a
+    message has such a vector.
     """
 
     bits: int = 8
     norm: Literal["l2", "min-max"] = "min-max"
     bucket: int = 512
+    difference: bool = False
 
     keyed: ClassVar[bool] = False
 
@@ -101,7 +105,7 @@ class QSGD:
             low, high = scales[..., :1], scales[..., -1:]
             values = low + (high - low) * symbols / self._levels
         vector = values.flatten(-2)[..., : packet.dim]
-        shape = torch.broadcast_shapes(vector.shape, key.shape)
+        shape = broadcast(vector.shape, key.shape)
         result: Tensor = vector.to(packet.dtype).expand(shape)
         return result
 
@@ -114,3 +118,43 @@ class QSGD:
         sizes = torch.full_like(step, self.bucket)
         sizes[..., -1:] -= self.bucket * step.shape[-1] - packet.dim
         return (sizes * step.square()).sum(dim=-1) / 6
+
+
+@dataclass(frozen=True, slots=True)
+class QSGDFormat:
+    """Symbols, then the scales of each bucket; the bucket is the header's unit."""
+
+    id: int
+    norm: Literal["l2", "min-max"]
+    least: int  # bits
+    scales: int  # of a bucket
+
+    @property
+    def name(self) -> str:
+        """With its norm."""
+        return f"QSGD {self.norm}"
+
+    def layout(self, header: Header) -> Layout:
+        """unit·b/32 words of symbols a bucket, and its scales."""
+        expect_plain(header, self.name)
+        bits, unit = header.bits, header.unit
+        expect(self.least <= bits <= 16, f"{self.name} message has {bits} bits, must have {self.least} to 16")
+        expect(unit > 0 and unit % 32 == 0, f"{self.name} message has buckets of {unit}, not a multiple of 32")
+        whole = -(-header.dim // unit)
+        expect(header.blocks == whole, f"message has {header.blocks} buckets, d={header.dim} needs {whole}")
+        return Layout(symbols=whole * unit // 32 * bits, scales=self.scales * whole)
+
+    def blocks(self, packet: Packet) -> int:
+        """⌈d/bucket⌉."""
+        return -(-packet.dim // packet.unit)
+
+    def check(self, packet: Packet) -> None:
+        """Nothing can be wrong: every symbol is a level."""
+
+    def codec(self, packet: Packet) -> QSGD:
+        """With the bits and the bucket of the packet."""
+        return QSGD(bits=packet.bits, norm=self.norm, bucket=packet.unit)
+
+
+L2_FORMAT = QSGDFormat(QSGD_L2, "l2", least=2, scales=1)
+MINMAX_FORMAT = QSGDFormat(QSGD_MINMAX, "min-max", least=1, scales=2)

@@ -16,7 +16,7 @@ from quafl.codec import hashing
 from quafl.codec.kernels.oracle import checksum, nearest, points
 from quafl.codec.packing import pack, unpack, unpack_groups
 from quafl.codec.rotation import block_count, places, rotate, rotate_back
-from quafl.core.seams import DecodeError, Packet
+from quafl.codec.seams import DecodeError, Packet
 
 FULL = 24  # bits that tell a lattice point from all others: |k| < 2^21
 MOST = 16  # bits asked for at once

@@ -1,0 +1,426 @@
+"""The contract of every codec that can travel, and the registry that finds them.
+
+A codec is under test when it is in CASES; that none is forgotten is tested too. What only one codec promises is in its
+own file: test_codec (the lattice), test_refinement, test_qsgd.
+"""
+
+import struct
+import tracemalloc
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import pytest
+import torch
+from test_wire import same
+from torch import Tensor
+
+from quafl.codec import (
+    QSGD,
+    DecodeError,
+    Header,
+    Identity,
+    Lattice,
+    Layout,
+    Packet,
+    WireError,
+    decode,
+    encode,
+    register,
+    wire,
+)
+from quafl.codec.formats import expect, expect_plain
+from quafl.codec.packets import check_finite, check_fits, make_packet
+from quafl.codec.registry import FORMATS, codec_of
+from quafl.codec.seams import HEADER_BYTES, Codec, Refine
+
+SIZES = 0, 1, 31, 1023, 1024, 1025, 5000
+
+
+def rng(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+# A codec from elsewhere: all that somebody who adds one has to write
+
+
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """bfloat16, rounded at random so that the mean is right; two coordinates a word."""
+
+    bits: ClassVar[int] = 16
+    keyed: ClassVar[bool] = False
+    difference: ClassVar[bool] = False
+
+    def encode(
+        self, x: Tensor, rng: torch.Generator, *, distance: Tensor | float | None = None, exact: Tensor | None = None
+    ) -> Packet:
+        check_finite(x)
+        padded = torch.nn.functional.pad(x.to(torch.float32), (0, x.shape[-1] % 2)).view(torch.int32)
+        halves = (padded + torch.randint(1 << 16, padded.shape, generator=rng, dtype=torch.int32)) >> 16
+        low, high = halves.unflatten(-1, (-1 if x.shape[-1] else 0, 2)).unbind(dim=-1)
+        return make_packet(x, HalvesFormat.id, self.bits, 0, (low & 0xFFFF) | (high << 16), exact=exact)
+
+    def refine(self, x: Tensor, request: Packet) -> Packet:
+        raise DecodeError("has no next bits")
+
+    def decode(self, packet: Packet, *, key: Tensor, refine: Refine | None = None) -> Tensor:
+        check_fits(packet, HalvesFormat.id, key)
+        shape = torch.broadcast_shapes((*packet.side.shape, packet.dim), key.shape)
+        return self.values(packet).to(packet.dtype).expand(shape)
+
+    def noise(self, packet: Packet) -> Tensor:
+        """A sixth of a step squared for each coordinate; a step is 2^−7 of the power of two below it."""
+        values = self.values(packet)
+        _, exponent = torch.frexp(values)
+        return (torch.ldexp(torch.ones_like(values), exponent - 8).square() / 6).sum(dim=-1)
+
+    @staticmethod
+    def values(packet: Packet) -> Tensor:
+        both = torch.stack((packet.symbols << 16, packet.symbols & -(1 << 16)), dim=-1)
+        return both.flatten(-2)[..., : packet.dim].view(torch.float32)
+
+
+class HalvesFormat:
+    id: ClassVar[int] = 200
+    name: ClassVar[str] = "halves"
+
+    def layout(self, header: Header) -> Layout:
+        expect_plain(header, self.name)
+        expect(header.bits == Halves.bits, f"halves message has {header.bits} bits, must have 16")
+        expect(header.unit == header.blocks == 0, f"halves message has {header.blocks} blocks of {header.unit}")
+        return Layout(symbols=-(-header.dim // 2))
+
+    def blocks(self, packet: Packet) -> int:
+        return 0
+
+    def check(self, packet: Packet) -> None:
+        expect(bool(Halves.values(packet).isfinite().all()), "message has coordinates that are NaN or infinite")
+
+    def codec(self, packet: Packet) -> Halves:
+        return Halves()
+
+
+register(HalvesFormat())
+
+
+# What is under test
+
+Lie = tuple[str, int | float | bytes, str]  # a field of the header, a value that is wrong in it, what the error says
+
+FIELDS = {  # offset and type
+    "magic": (0, "4s"),
+    "version": (4, "B"),
+    "codec": (5, "B"),
+    "dtype": (6, "B"),
+    "bits": (7, "B"),
+    "sent": (8, "B"),
+    "kind": (9, "B"),
+    "unit": (10, "H"),
+    "exact": (12, "I"),
+    "d": (16, "Q"),
+    "seed": (24, "Q"),
+    "side": (32, "f"),
+    "blocks": (36, "I"),
+    "length": (40, "Q"),
+}
+EVERYWHERE: list[Lie] = [
+    ("magic", b"HTTP", "begins with b'HTTP'"),
+    ("version", 9, "format version 9"),
+    ("codec", 77, "codec 77"),
+    ("dtype", 3, "dtype 3"),
+    ("kind", 5, "kind 5"),
+    ("exact", 2**31, "with 2147483648 exact values"),
+    ("d", 2**60, "d=1152921504606846976"),
+    ("d", 2**63, "d=9223372036854775808, must be below 2^62"),
+    ("seed", 2**63, "seed 9223372036854775808, must be below 2^63"),
+    ("length", 2**50, "promises 1125899906842624"),
+]
+PLAIN: list[Lie] = [  # codecs without refinements, side and seed
+    ("sent", 3, "3 bits before"),
+    ("kind", 1, "kind 1"),
+    ("seed", 5, "seed 5"),
+    ("side", 0.5, "side 0.5"),
+    ("side", float("nan"), "side nan"),
+]
+UNDIVIDED: list[Lie] = [("unit", 512, "blocks of 512"), ("blocks", 7, "7 blocks"), ("bits", 17, "17 bits, must have")]
+BUCKETS: list[Lie] = [
+    ("bits", 17, "17 bits, must have"),
+    ("unit", 0, "buckets of 0"),
+    ("unit", 100, "buckets of 100"),
+    ("blocks", 1, "1 buckets"),
+]
+
+
+@dataclass(frozen=True)
+class Case:
+    make: Callable[[int], Codec]
+    widths: Sequence[int]
+    lies: Sequence[Lie]
+    noise: dict[int, float]  # at these widths the noise is as told, within this share
+
+    @property
+    def codec(self) -> Codec:
+        return self.make(self.widths[len(self.widths) // 4])  # 32, or few bits
+
+    def encode(self, x: Tensor, seed: int = 0, *, exact: Tensor | None = None) -> Packet:
+        return self.codec.encode(x, rng(seed), distance=1.0, exact=exact)
+
+
+CASES = {
+    "identity": Case(lambda bits: Identity(), [32], [*PLAIN, *UNDIVIDED], {32: 0}),
+    "lattice": Case(
+        lambda bits: Lattice(bits=bits),
+        range(1, 17),
+        [
+            ("bits", 0, "0 bits, must have 1 to 16"),
+            ("bits", 17, "17 bits, must have 1 to 16"),
+            ("sent", 3, "3 bits went before"),
+            ("unit", 512, "blocks of 512"),
+            ("side", -1.0, "side -1.0"),
+            ("side", 0.0, "side 0.0"),
+            ("side", float("nan"), "side nan"),
+            ("side", float("inf"), "side inf"),
+            ("blocks", 1, "1 block checksums"),
+        ],
+        {1: 0.05, 2: 0.05, 4: 0.05, 8: 0.05},
+    ),
+    "QSGD l2": Case(
+        lambda bits: QSGD(bits=bits, norm="l2"),
+        range(2, 17),
+        [*PLAIN, *BUCKETS, ("bits", 1, "1 bits, must have 2")],
+        {2: torch.inf, 4: torch.inf, 8: 0.25},  # at few levels most places lie below the first, which is not uniform
+    ),
+    "QSGD min-max": Case(
+        lambda bits: QSGD(bits=bits, bucket=64),
+        range(1, 17),
+        [*PLAIN, *BUCKETS, ("bits", 0, "0 bits, must have")],
+        {1: 0.25, 2: 0.25, 4: 0.25, 8: 0.25},
+    ),
+    "QSGD min-max in lattice-sized buckets": Case(
+        lambda bits: QSGD(bits=bits, bucket=1024),
+        [1, 4, 16],
+        [*PLAIN, *BUCKETS, ("bits", 0, "0 bits, must have")],
+        {4: 0.25},
+    ),
+    "one from elsewhere": Case(lambda bits: Halves(), [16], [*PLAIN, *UNDIVIDED], {16: 0.1}),
+}
+every_codec = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+
+
+def signed(message: bytearray) -> bytes:
+    """The message with the crc that belongs to it."""
+    crc_at = HEADER_BYTES - 4
+    struct.pack_into("<I", message, crc_at, zlib.crc32(message[HEADER_BYTES:], zlib.crc32(message[:crc_at])))
+    return bytes(message)
+
+
+def test_every_codec_that_can_travel_is_under_test() -> None:
+    assert {case.encode(torch.ones(3)).codec for case in CASES.values()} == set(FORMATS)
+    for case in CASES.values():
+        assert {field for field, *_ in (*EVERYWHERE, *case.lies)} == set(FIELDS)
+
+
+# Packets and octets
+
+
+@every_codec
+def test_a_message_of_any_size_and_width_comes_back_from_its_octets(case: Case) -> None:
+    for dim in SIZES:
+        mine = {"weight": torch.randn(dim, generator=rng(dim)), "running_mean": torch.randn(dim % 3, generator=rng())}
+        for bits in case.widths:
+            codec = case.make(bits)
+            packet = codec.encode(mine["weight"], rng(bits), distance=1.0, exact=mine["running_mean"])
+            message = wire.to_bytes(packet)
+            assert len(message) == packet.nbytes
+            assert same(wire.from_bytes(message), packet)
+            received = decode(message, key=mine)
+            assert torch.equal(received["weight"], codec.decode(packet, key=mine["weight"]))
+            assert torch.equal(received["running_mean"], mine["running_mean"])
+
+
+@every_codec
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_message_carries_the_dtype_of_its_vector(case: Case, dtype: torch.dtype) -> None:
+    x = torch.randn(100, generator=rng()).to(dtype)
+    packet = wire.from_bytes(wire.to_bytes(case.encode(x)))
+    assert case.codec.decode(packet, key=x).dtype == dtype
+
+
+@every_codec
+def test_stacked_rows_are_the_messages_of_single_vectors(case: Case) -> None:
+    x = torch.randn(2, 3, 1500, generator=rng(4))
+    generator, stacked = rng(), case.encode(x, exact=x[..., :2])
+    together = case.codec.decode(stacked, key=x)
+    assert together.shape == x.shape
+    assert stacked.nbytes == sum(len(wire.to_bytes(stacked[i][j])) for i in range(2) for j in range(3))
+    for i in range(2):
+        for j in range(3):
+            single = case.codec.encode(x[i, j], generator, distance=1.0, exact=x[i, j, :2])
+            assert same(single, stacked[i][j])
+            assert torch.equal(case.codec.decode(single, key=x[i, j]), together[i, j])
+
+
+@every_codec
+def test_one_message_is_decoded_by_many_keys(case: Case) -> None:
+    x = torch.randn(1500, generator=rng(3))
+    keys = x + 0.001 * torch.randn(4, 1500, generator=rng(4))
+    packet = case.encode(x)
+    decoded = case.codec.decode(packet, key=keys)
+    assert decoded.shape == keys.shape
+    for key, one in zip(keys, decoded, strict=True):
+        assert torch.equal(one, case.codec.decode(packet, key=key))
+
+
+@every_codec
+def test_the_mean_over_seeds_is_the_vector_and_the_noise_as_told(case: Case) -> None:
+    draws, key = 2000, torch.randn(600, generator=rng(7))
+    x = key + 0.1 * torch.randn(600, generator=rng(2))
+    for bits, share in case.noise.items():
+        codec = case.make(bits)
+        packet = codec.encode(x.expand(draws, -1), rng(), distance=(x - key).norm())
+        error = codec.decode(packet, key=key) - x
+        spread = error.std(dim=0)
+        spread = spread.maximum(0.2 * spread.mean())  # a level that was hardly ever drawn has no spread to go by
+        assert (error.mean(dim=0).abs() <= 5 * spread / draws**0.5).all()
+        assert error.square().sum(dim=-1).mean().item() == pytest.approx(codec.noise(packet).mean().item(), rel=share)
+
+
+# What a peer may send
+
+
+@every_codec
+def test_every_flipped_octet_and_every_missing_end_is_noticed(case: Case) -> None:
+    x = torch.randn(100, generator=rng())
+    message = wire.to_bytes(case.encode(x))
+    decode(message, key=x)
+    for place in range(len(message)):
+        flipped = bytearray(message)
+        flipped[place] ^= 0xFF
+        for damaged in bytes(flipped), message[:place]:
+            with pytest.raises((WireError, DecodeError)):
+                decode(damaged, key=x)
+
+
+@every_codec
+def test_a_lying_header_with_a_good_crc_is_refused_with_its_value(case: Case) -> None:
+    message = wire.to_bytes(case.encode(torch.ones(1500), exact=torch.ones(2)))
+    for field, value, reason in (*EVERYWHERE, *case.lies):
+        lying, (offset, kind) = bytearray(message), FIELDS[field]
+        struct.pack_into("<" + kind, lying, offset, value)
+        with pytest.raises(WireError) as refusal:
+            wire.from_bytes(signed(lying))
+        assert reason in str(refusal.value)
+
+
+@every_codec
+def test_nothing_is_allocated_for_a_size_that_is_only_promised(case: Case) -> None:
+    """A header that speaks of 2^36 coordinates, with its crc right, is refused without making room for them."""
+    packet = case.encode(torch.ones(1500))
+    message = bytearray(wire.to_bytes(packet))
+    for field, value in ("d", 2**36), ("blocks", 2**36 // packet.unit if packet.unit else 0):
+        struct.pack_into("<" + FIELDS[field][1], message, FIELDS[field][0], value)
+    lying = signed(message)
+    tracemalloc.start()
+    with pytest.raises(WireError, match="octets of payload, d=68719476736 at"):
+        wire.from_bytes(lying)
+    assert tracemalloc.get_traced_memory()[1] < 50_000
+    tracemalloc.stop()
+
+
+@every_codec
+def test_values_that_are_not_finite_are_refused(case: Case) -> None:
+    packet = case.encode(torch.ones(40), exact=torch.ones(1))
+    bad = {"exact": replace(packet, exact=torch.full((1,), torch.nan))}
+    if packet.scales.numel():
+        bad["scales"] = replace(packet, scales=torch.full_like(packet.scales, torch.inf))
+    elif not packet.checks.numel():
+        bad["symbols"] = replace(packet, symbols=torch.full_like(packet.symbols, -1))  # NaN, in 32 bits and in 16
+    for lie in bad.values():
+        with pytest.raises(WireError, match="NaN or infinite"):
+            wire.from_bytes(wire.to_bytes(lie))
+
+
+@every_codec
+def test_a_packet_of_another_codec_or_size_is_refused(case: Case) -> None:
+    x = torch.ones(8)
+    packet = case.encode(x)
+    for other in CASES.values():
+        if (wanted := other.encode(x).codec) != packet.codec:
+            with pytest.raises(DecodeError, match=f"a base of codec {packet.codec}, expected a base of codec {wanted}"):
+                other.codec.decode(packet, key=x)
+    with pytest.raises(DecodeError, match="d=8, the key d=9"):
+        case.codec.decode(packet, key=torch.ones(9))
+
+
+# What our caller may give
+
+
+@every_codec
+def test_what_cannot_be_sent_is_a_value_error(case: Case) -> None:
+    for bad in torch.nan, torch.inf, -torch.inf:
+        with pytest.raises(ValueError, match="vector to encode has NaN or infinite coordinates"):
+            case.encode(torch.tensor([1.0, bad]))
+        with pytest.raises(ValueError, match="full-precision values have NaN or infinite ones"):
+            case.encode(torch.ones(2), exact=torch.tensor([bad]))
+    for dtype in torch.float64, torch.int32:
+        with pytest.raises(ValueError, match=rf"has dtype {dtype}, messages carry .*; convert it first") as refusal:
+            case.encode(torch.ones(2, dtype=dtype))
+        assert "torch.float32, torch.float16, torch.bfloat16" in str(refusal.value)
+        with pytest.raises(ValueError, match=f"packet has dtype {dtype}, messages carry"):
+            wire.to_bytes(replace(case.encode(torch.ones(2)), dtype=dtype))
+
+
+@pytest.mark.parametrize("bits", [4, 32])
+def test_weights_of_a_dtype_that_does_not_travel_are_refused_by_name(bits: int) -> None:
+    x = torch.ones(10)
+    with pytest.raises(ValueError, match=r"the tensor to encode has dtype torch.float64, .* convert it first"):
+        encode(x.double(), key=x, bits=bits)
+    with pytest.raises(ValueError, match=r"the tensor to encode has dtype torch.int64"):
+        encode(x.long(), key=x, bits=bits)
+    with pytest.raises(ValueError, match=r"entry 'b.running_var' has dtype torch.float64"):
+        encode({"a": x, "b.running_var": x.double(), "n": torch.tensor(3)}, distance=1.0, bits=bits)
+    encode({"a": x, "n": torch.tensor(3)}, distance=1.0, bits=bits)  # integers are not sent
+
+
+# The registry
+
+
+@dataclass(frozen=True)
+class Renumbered(HalvesFormat):
+    id: int  # type: ignore[misc]  # not the class's, as in HalvesFormat
+
+
+@pytest.mark.parametrize("taken", [0, 1, 2, 3, 200])
+def test_an_id_belongs_to_whoever_was_first(taken: int) -> None:
+    before = FORMATS[taken]
+    with pytest.raises(ValueError, match=f"codec id {taken} of 'halves' is taken by '{before.name}'; choose another"):
+        register(Renumbered(taken))
+    assert FORMATS[taken] is before
+
+
+@pytest.mark.parametrize("id", [-1, 4, 127, 256])
+def test_ids_that_are_reserved_or_do_not_fit_into_the_header_are_refused(id: int) -> None:
+    with pytest.raises(ValueError, match=f"codec id of 'halves' is {id}, must be from 128 to 255"):
+        register(Renumbered(id))
+    assert id not in FORMATS
+
+
+def test_a_codec_that_nobody_registered_neither_travels_nor_decodes() -> None:
+    packet = replace(Identity().encode(torch.ones(3)), codec=77)
+    for use in wire.to_bytes, codec_of:
+        with pytest.raises(ValueError, match=r"packet is of codec 77, known are .*; register its format first"):
+            use(packet)
+    with pytest.raises(TypeError):
+        FORMATS[77] = HalvesFormat()  # type: ignore[index]  # the table is to be read; `register` writes it
+
+
+def test_a_codec_from_elsewhere_travels_and_decodes_as_ours_do() -> None:
+    mine = {"weight": torch.randn(7, 9, generator=rng()), "seen": torch.tensor(3)}
+    message = wire.to_bytes(Halves().encode(mine["weight"].flatten(), rng()))
+    assert len(message) == HEADER_BYTES + 4 * 32
+    assert message[5] == HalvesFormat.id
+    received = decode(message, key={"weight": torch.zeros(7, 9), "seen": torch.tensor(5)})
+    torch.testing.assert_close(received["weight"], mine["weight"], rtol=2**-7, atol=0)
+    assert int(received["seen"]) == 5
