@@ -3,12 +3,12 @@
     python benchmarks/attacks.py [honest] [one] [two] [clip] [speeds] [hasty] [page]     (20 minutes on one core)
 
 The digits task, 20 clients, in the simulator. Attackers train like the others; then something else is sent in their
-place, encoded with the algorithm's own codec. They know the server's model and the defence.
+place. They know the server's model and the defence.
 """
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache, lru_cache, partial
@@ -23,9 +23,11 @@ from torch import Tensor, nn
 
 from quafl import Change, FedAvg, FedBuff, Lattice, Plan, QuAFL, Simulation, sgd
 from quafl.codec import QSGD
+from quafl.codec.seams import Codec
 from quafl.core.defence import Defence, Heard, Held
+from quafl.core.messages import Model
 from quafl.core.randomness import derive
-from quafl.core.seams import Algorithm, Codec, ServerState
+from quafl.core.seams import Algorithm, ServerState
 from quafl.run.versions import versions
 from quafl.settings.defence import FederationDefence
 from quafl.sim import Diverged, World
@@ -92,16 +94,19 @@ class Watched(Defence):
     liars: Sequence[int] = ()
     counts: dict[str, int] = field(default_factory=dict)
 
-    def hold(self, state: ServerState, heard: Heard, origin: Tensor, *, there: int, unit: Tensor | float = 1.0) -> Held:
-        held = Defence.hold(self, state, heard, origin, there=there, unit=unit)
+    def hold(
+        self, server: ServerState, heard: Heard, near: Mapping[str, Model], there: int, unit: Tensor | float = 1.0
+    ) -> Held:
+        held = Defence.hold(self, server, heard, near, there, unit)
         honest = torch.tensor([client not in self.liars for client in heard.senders.tolist()], dtype=torch.bool)
-        within = held.heard  # a robust mean changes all rows: these are not counted
+        cut = [(getattr(held.up, name) != getattr(heard.up, name)).any(dim=-1) for name in near]
+        far = [told != heard.distances[name] for name, told in held.distances.items()]
         changed = {
-            "replies": (within.vectors != heard.vectors).any(dim=-1),
-            "statistics": within.statistics != heard.statistics,
-            "distances": within.distances != heard.distances,
+            "replies": torch.stack(cut).any(dim=0),
+            "statistics": held.up.statistics != heard.up.statistics,
+            "distances": torch.stack(far).any(dim=0),
         }
-        for name, rows in changed.items() if self.mean == "mean" else ():
+        for name, rows in changed.items() if self.mean == "mean" else ():  # a robust mean changes all rows
             self.counts[name] = self.counts.get(name, 0) + int(rows[honest].sum())
             self.counts[f"all {name}"] = self.counts.get(f"all {name}", 0) + rows[honest].numel()
         return held
@@ -113,7 +118,7 @@ class Quick(Supervised):
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
-        self.batch = lru_cache(maxsize=None)(super().batch)
+        self.batch = lru_cache(maxsize=None)(super().batch)  # type: ignore[method-assign]
         model, buffers = self.initial()
         mine, torchs = (kind.gradient(self, model, buffers, self.batch(0, 0))[0] for kind in (Quick, Supervised))
         torch.testing.assert_close(mine, torchs)
@@ -140,7 +145,7 @@ def task_of(seed: int, batch_norm: bool, by_class: bool, turned: tuple[int, ...]
     deal = partial(partition.by_class, pieces=4) if by_class else partition.iid
     dealt = deal(train, CLIENTS, seed=seed)
     hands = [(x, 9 - y) if client in turned else (x, y) for client, (x, y) in enumerate(dealt)]
-    first, *rest = mlp(64, HIDDEN, 10, seed=derive(seed, "model"))
+    first, *rest = mlp(64, HIDDEN, 10, seed=derive(seed, "model")).children()
     layers = [first, nn.BatchNorm1d(HIDDEN), *rest] if batch_norm else [first, *rest]
     return Quick(nn.Sequential(*layers), hands, test=data.test, batch_size=16, seed=seed)
 
@@ -214,7 +219,7 @@ def measured(setting: Setting, defence: Defence, attack: Attack | None = None, *
 
 
 def honest() -> dict[str, Any]:
-    kinds = {"demo": {}, "batch norm": {"batch_norm": True}, "by class": {"by_class": True}}
+    kinds: dict[str, dict[str, Any]] = {"demo": {}, "batch norm": {"batch_norm": True}, "by class": {"by_class": True}}
     return {
         kind: {
             name: {label: measured(setting, defence, **more) for label, defence in DEFENCES.items()}
@@ -326,8 +331,8 @@ mean over the last fifth of a run, and over {seeds} seeds, ± their standard dev
 of the server's model in one round, over the model's norm. A run that leaves the finite numbers counts as 0.1, a
 guess.
 
-Liars are fast clients. They train like the others, and then send something else, with the algorithm's own codec. They
-know the server's model and their own honest displacement:
+Liars are fast clients. They train like the others, and then something else is heard in place of what they have sent.
+They know the server's model and their own honest displacement:
 
 | attack | what is sent |
 |---|---|

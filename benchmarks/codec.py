@@ -17,7 +17,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from quafl import QuAFL, World, sgd
 from quafl.codec import QSGD, Lattice, wire
 from quafl.codec.kernels import Kernel, available
 from quafl.codec.kernels.oracle import Oracle
-from quafl.core.seams import Codec, Packet
+from quafl.codec.seams import Codec, Packet
 from quafl.sim import Plan, Simulation
 from quafl.tasks import Supervised, digits, partition
 
@@ -172,8 +172,8 @@ def gpu() -> Result:
 class Watched:
     """A codec that keeps what passes through it."""
 
-    def __init__(self, codec: Codec) -> None:
-        self.codec, self.bits, self.keyed = codec, codec.bits, codec.keyed
+    def __init__(self, codec: Lattice) -> None:
+        self.codec, self.bits, self.keyed, self.difference = codec, codec.bits, codec.keyed, codec.difference
         self.sent: dict[int, Tensor] = {}  # the latest vectors, by the seeds of their messages
         self.log: list[Result] = []
 
@@ -200,7 +200,7 @@ class Watched:
         asked: set[int] = set()
 
         def counted(row: int, request: Packet) -> Packet:
-            reply = refine(row, request)
+            reply: Packet = refine(row, request)
             octets[row] += request.nbytes + reply.nbytes
             asked.add(row)
             return reply
@@ -274,6 +274,7 @@ def pair() -> tuple[Tensor, Tensor]:
 
     class Keep(Identity):
         __slots__ = ()
+        keyed: ClassVar[bool] = True  # so that it is given a key
         kept: list[tuple[Tensor, Tensor]] = []  # noqa: RUF012  # shared on purpose
 
         def decode(self, packet: Packet, *, key: Tensor, refine: Any = None) -> Tensor:

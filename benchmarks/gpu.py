@@ -34,9 +34,11 @@ from torch.nn import functional
 
 from quafl import FedAvg, Lattice, QuAFL, World
 from quafl.codec import Identity
-from quafl.core.client import newcomer
+from quafl.codec.coders import Coder
+from quafl.codec.seams import Codec
+from quafl.core.client import newcomers
 from quafl.core.optim import adam, sgd
-from quafl.core.seams import Algorithm, Codec, Optimizer
+from quafl.core.seams import Algorithm, Optimizer
 from quafl.sim import Plan, Simulation
 from quafl.sim.store import Store
 from quafl.tasks import Supervised, cifar10, fashion_mnist, models, partition
@@ -239,8 +241,7 @@ def profile(simulation: Simulation, rounds: Any) -> dict[str, float]:
 
         return run
 
-    codec = type(simulation._codecs.up)
-    parts = [(fleet, "execute", "local steps"), (codec, "encode", "encode"), (codec, "decode", "decode")]
+    parts = [(fleet, "execute", "local steps"), (Coder, "pack", "encode"), (Coder, "unpack", "decode")]
     parts += [(Store, "__getitem__", "clients' states"), (Store, "put", "clients' states")]
     before = [getattr(owner, name) for owner, name, _ in parts]
     for (owner, name, label), function in zip(parts, before, strict=True):
@@ -274,12 +275,12 @@ def executor_alone(bench: Bench, task: Supervised, simulation: Simulation, round
         calls.append((ids, counts))
         return execute(clients, ids, counts)
 
-    fleet.execute = listen
+    fleet.execute = listen  # type: ignore[assignment]  # it has no name
     for _ in range(10):
         next(rounds)
     fleet.execute = execute
-    someone = newcomer(*task.initial(), bench.optimizer)
-    everybody = someone.each(lambda tensor: tensor.expand(bench.algorithm.sampled, *tensor.shape))
+    plain = newcomers(bench.algorithm, *task.initial(), torch.ones(bench.algorithm.sampled))
+    everybody = replace(plain, optimizer=bench.optimizer.init(plain.base))
 
     def work() -> None:
         for ids, counts in calls:
@@ -318,8 +319,8 @@ def memory() -> dict[str, Any]:
         next(rounds)
     result = {"gigabytes with n=300, s=30, all contacted": f"{torch.cuda.max_memory_allocated() / 1e9:.1f}"}
     del simulation, rounds
-    someone = newcomer(*task.initial(), bench.optimizer)
-    store = Store(someone, torch.full((500_000,), 10))
+    everybody = newcomers(bench.algorithm, *task.initial(), torch.ones(500_000))
+    store = Store(everybody, bench.optimizer.init(everybody.base[0]))
     try:
         while True:
             ids = torch.arange(store.known, store.known + 1000)

@@ -1,16 +1,16 @@
-"""Simulated clients that lie: they train like the others, and then something else is sent in their place, encoded with
-the algorithm's own codec. They know the server's model."""
+"""Simulated clients that lie: they train like the others, and then something else is said in their place. They know the
+server's model."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from quafl import Simulation
+from quafl.core.conversation import Replies
+from quafl.core.messages import Heard, Vector
 from quafl.core.randomness import derive
-from quafl.core.seams import Packet, Replies
 
 LONGEST = 1e6  # displacement of a liar: numbers that stay finite when they are squared
 
@@ -30,51 +30,46 @@ class Attack:
 
 
 class Attacked:
-    """A simulated fleet, some of whose clients answer something else."""
+    """Some clients of a simulated fleet answer something else."""
 
     def __init__(self, run: Simulation, liars: Sequence[int], attack: Attack, boost: float, seed: int) -> None:
-        self._fleet, self._run, self._up = run._fleet, run, run._codecs.up
+        self._honest, self._run = run._fleet.receive, run
         self._liars, self._attack, self._boost = liars, attack, boost
         self._rng = torch.Generator().manual_seed(derive(seed, "attack"))
 
     @classmethod
     def into(cls, run: Simulation, liars: Sequence[int], attack: Attack, boost: float, seed: int) -> None:
         """Have them lie in this run."""
-        run._fleet = cls(run, liars, attack, boost, seed)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._fleet, name)
+        run._fleet.receive = cls(run, liars, attack, boost, seed).receive  # type: ignore[method-assign]
 
     def receive(self, count: int, within: float, since: int) -> Replies:
-        replies = self._fleet.receive(count, within, since)
+        """What the fleet has received, with the lies."""
+        replies = self._honest(count, within, since)
         for row, client in enumerate(replies.senders.tolist()):
             if client in self._liars:
-                replies = self._with_lie(replies, row)
+                replies = self._with_lie(replies, torch.tensor([row]))
         return replies
 
-    def _with_lie(self, replies: Replies, row: int) -> Replies:
-        honest, ask = replies.answer[row : row + 1], replies.refine
-        vector = self._vector(honest.packet, lambda _, request: ask(row, request))
-        exact, attack = honest.packet.exact, self._attack
+    def _with_lie(self, replies: Replies, row: Tensor) -> Replies:
+        up, attack = replies.up, self._attack
+        said = {one.name: self._vector(getattr(up, one.name)[row], one)[0] for one in up.vectors()}
         if attack.statistics is not None:
-            exact = torch.full_like(exact, attack.statistics)
-        length = (vector - self._run.server.model if self._up.keyed else vector).norm().reshape(1)
-        answer = replace(honest, packet=self._up.encode(vector[None], self._rng, distance=length, exact=exact))
+            said["statistics"] = torch.full_like(up.statistics[0], attack.statistics)
+        distances, steps = dict(replies.distances), replies.steps
         if attack.distance is not None:
-            answer = replace(answer, distance=torch.tensor([attack.distance]))
+            distances = {name: told.index_fill(0, row, attack.distance) for name, told in distances.items()}
         if attack.speed is not None:
-            answer = replace(answer, speed=torch.tensor([attack.speed]), steps=torch.zeros_like(answer.steps))
+            steps = steps.index_fill(0, row, 0)
+            if hasattr(up, "speed"):
+                said["speed"] = torch.full_like(up.speed[0], attack.speed)
+        lied = {name: getattr(up, name).index_copy(0, row, value[None]) for name, value in said.items()}
+        return replace(replies, up=replace(up, **lied), distances=distances, steps=steps)
 
-        def refine(which: int, request: Packet) -> Packet:
-            return self._up.refine(vector, request) if which == row else ask(which, request)
-
-        return replace(replies, answer=replies.answer.with_rows(torch.tensor([row]), answer), refine=refine)
-
-    def _vector(self, packet: Packet, refine: Any) -> Tensor:
-        """What is sent in place of what the packet says."""
+    def _vector(self, said: Tensor, declared: Vector) -> Tensor:
+        """What is sent in place of an honest vector."""
         model = self._run.server.model
-        said = self._up.decode(packet, key=model, refine=refine)[0]
-        own = said - model if self._up.keyed else -said  # displacements are sent with the other sign
+        whole = isinstance(declared.near, Heard)
+        own = said - model if whole else -said  # displacements are sent with the other sign
         lie = self._attack.lie(self._boost, model, own, torch.randn(own.shape, generator=self._rng))
-        lie = lie * (LONGEST / lie.norm()).clamp(max=1.0)
-        return model + lie if self._up.keyed else -lie
+        lie = lie * torch.clamp(LONGEST / lie.norm(), max=1.0)
+        return model + lie if whole else -lie

@@ -60,6 +60,7 @@ def step() -> dict[str, Any]:
     assert (settings.clients.count, settings.algorithm.sampled, settings.algorithm.local_steps) == (20, 5, 5)
     task, simulation = settings.simulation(0)
     task.__class__ = Listened
+    assert isinstance(task, Listened)
     task.asked = []
     module = task.flat.module(*task.initial())
     optimizer = torch.optim.Adam(module.parameters(), lr=settings.algorithm.lr)

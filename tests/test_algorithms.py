@@ -1,9 +1,11 @@
 """Every algorithm over the same small problems, and each against a hand computation."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -12,29 +14,60 @@ from torch.nn import functional
 from worlds import NEVER, steady, world
 
 import quafl
-from quafl import Absence, FedAvg, FedBuff, FedNova, Lattice, Plan, QuAFL, Simulation, adam, momentum, sgd
+from quafl import Absence, Lattice, Plan, Simulation, adam, momentum, sgd
 from quafl.codec import QSGD, Identity, wire
-from quafl.codec.directions import codecs_for
-from quafl.core.seams import Algorithm, Codec, Optimizer, Task
+from quafl.codec.coders import coders_for
+from quafl.codec.seams import Codec, Codecs
+from quafl.core import SCAFFOLD, FedAsync, FedAvg, FedBuff, FedNova, QuAFL, scaffold
+from quafl.core.client import newcomers
+from quafl.core.messages import Message
+from quafl.core.seams import Algorithm, Optimizer, Task
 from quafl.record import checkpoints
 from quafl.record.rows import Row
 from quafl.sim import Diverged, World
+from quafl.sim.piecewise import Piecewise
 from quafl.sim.speeds import Constant
 from quafl.tasks import Quadratic, Supervised, digits, partition
 
-TABLE: dict[str, tuple[Callable[..., Any], Codec]] = {
-    "QuAFL": (QuAFL, Lattice(bits=6)),
-    "QuAFL weighted": (lambda **counts: QuAFL(weighted=True, **counts), Lattice(bits=6)),
-    "QuAFL without averaging": (
-        lambda **counts: QuAFL(server_averaging=0.0, client_averaging=0.0, **counts),
-        Lattice(bits=6),
+
+class Entry(NamedTuple):
+    """An algorithm under test, and a codec for it."""
+
+    made: Callable[..., Any]
+    codec: Codec | Codecs
+    sgd_alone: bool = False  # it must know the rate of the clients' SGD; there is no other optimizer for it
+
+    def make(self, lr: float = 0.1, **settings: Any) -> Any:
+        """The algorithm, for clients that take SGD steps of that rate if it takes no others."""
+        return self.made(lr=lr, **settings) if self.sgd_alone else self.made(**settings)
+
+    def suited(self, optimizer: Optimizer) -> Optimizer:
+        """This one, or SGD if it takes no other."""
+        return sgd(0.1) if self.sgd_alone else optimizer
+
+
+TABLE = {
+    "QuAFL": Entry(QuAFL, Lattice(bits=6)),
+    "QuAFL weighted": Entry(lambda **counts: QuAFL(weighted=True, **counts), Lattice(bits=6)),
+    "QuAFL without averaging": Entry(
+        lambda **counts: QuAFL(server_averaging=0.0, client_averaging=0.0, **counts), Lattice(bits=6)
     ),
-    "FedAvg": (FedAvg, Lattice(bits=6)),
-    "FedBuff": (FedBuff, QSGD(bits=8)),
-    "FedBuff stale": (lambda **counts: FedBuff(staleness=True, server_lr=0.8, **counts), QSGD(bits=8)),
-    "FedNova": (FedNova, Lattice(bits=6)),
+    "FedAvg": Entry(FedAvg, Lattice(bits=6)),
+    "FedBuff": Entry(FedBuff, QSGD(bits=8)),
+    "FedBuff stale": Entry(lambda **counts: FedBuff(staleness=True, server_lr=0.8, **counts), QSGD(bits=8)),
+    "FedBuff both ways": Entry(FedBuff, Codecs(up=Lattice(bits=6), down=Lattice(bits=6))),
+    "FedNova": Entry(FedNova, Lattice(bits=6)),
+    "SCAFFOLD": Entry(SCAFFOLD, Lattice(bits=6), sgd_alone=True),
+    "FedAsync": Entry(FedAsync, Lattice(bits=6)),
+    "FedAsync near": Entry(lambda **counts: FedAsync(proximity=0.5, staleness=1.0, **counts), Lattice(bits=6)),
 }
-EACH = pytest.mark.parametrize(("make", "codec"), TABLE.values(), ids=TABLE.keys())
+EACH = pytest.mark.parametrize("entry", TABLE.values(), ids=TABLE.keys())
+OPTIMIZERS = {"sgd": sgd(0.1), "momentum": momentum(0.01), "adam": adam(0.03)}
+TAKEN = {
+    f"{name} with {optimizer}": (entry, OPTIMIZERS[optimizer])
+    for name, entry in TABLE.items()
+    for optimizer in (["sgd"] if entry.sgd_alone else OPTIMIZERS)
+}
 
 
 def quadratic(n: int, dim: int = 30, spread: float = 0.0, noise: float = 0.0) -> Quadratic:
@@ -43,7 +76,7 @@ def quadratic(n: int, dim: int = 30, spread: float = 0.0, noise: float = 0.0) ->
 
 
 def simulation(
-    task: Task, n: int, algorithm: Algorithm, codec: Codec, optimizer: Optimizer | None = None, **changes: Any
+    task: Task, n: int, algorithm: Algorithm, codec: Codec | Codecs, optimizer: Optimizer | None = None, **changes: Any
 ) -> Simulation:
     plan = Plan(until=changes.pop("until", 400.0), every=changes.pop("every", 40.0), seed=changes.pop("seed", 0))
     return Simulation(task, n, World(**changes), algorithm, codec, optimizer or sgd(0.1), plan)
@@ -55,40 +88,37 @@ def rows(run: Simulation) -> list[Row]:
     return run.rows
 
 
-@EACH
-@pytest.mark.parametrize("optimizer", [sgd(0.1), momentum(0.01), adam(0.03)], ids=["sgd", "momentum", "adam"])
-def test_finds_the_minimum_that_all_clients_share(
-    make: Callable[..., Algorithm], codec: Codec, optimizer: Optimizer
-) -> None:
-    run = simulation(quadratic(8), 8, make(sampled=3, local_steps=4), codec, optimizer, until=800.0)
+@pytest.mark.parametrize(("entry", "optimizer"), TAKEN.values(), ids=TAKEN.keys())
+def test_finds_the_minimum_that_all_clients_share(entry: Entry, optimizer: Optimizer) -> None:
+    run = simulation(quadratic(8), 8, entry.make(sampled=3, local_steps=4), entry.codec, optimizer, until=800.0)
     reached = rows(run)
     assert reached[-1]["distance"] < 0.3 * reached[0]["distance"]
 
 
 @EACH
-def test_learns_real_digits_from_clients_with_few_classes(make: Callable[..., Algorithm], codec: Codec) -> None:
+def test_learns_real_digits_from_clients_with_few_classes(entry: Entry) -> None:
     torch.manual_seed(0)
     result = quafl.simulate(
         model=nn.Sequential(nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 10)),
         clients=partition.by_class(digits().train, 10, pieces=4),
         test=digits().test,
-        algorithm=make(sampled=5, local_steps=5),
-        codec=codec,
+        algorithm=entry.make(lr=0.3, sampled=5, local_steps=5),
+        codec=entry.codec,
         optimizer=sgd(0.3),
         until=400.0,
         evaluations=2,
     )
     assert result.rows[-1]["accuracy"] > 0.6
-    assert result.model[1].running_mean.abs().sum() > 0  # the buffers have travelled
-    assert int(result.model[1].num_batches_tracked) == 0  # and the counters have not
+    assert isinstance(result.model, nn.Sequential)
+    statistics = result.model[1].state_dict()
+    assert statistics["running_mean"].abs().sum() > 0  # the buffers have travelled
+    assert int(statistics["num_batches_tracked"]) == 0  # and the counters have not
 
 
 @EACH
-def test_the_same_seed_gives_the_same_rows_and_another_gives_others(
-    make: Callable[..., Algorithm], codec: Codec
-) -> None:
+def test_the_same_seed_gives_the_same_rows_and_another_gives_others(entry: Entry) -> None:
     first, second, other = (
-        rows(simulation(quadratic(6, noise=0.3), 6, make(sampled=3), codec, seed=seed, until=150.0))
+        rows(simulation(quadratic(6, noise=0.3), 6, entry.make(sampled=3), entry.codec, seed=seed, until=150.0))
         for seed in (4, 4, 5)
     )
     assert first == second
@@ -105,11 +135,13 @@ STRANGE = {
 @EACH
 @pytest.mark.parametrize("changes", STRANGE.values(), ids=STRANGE.keys())
 def test_a_run_that_was_left_and_taken_up_again_has_the_same_rows(
-    make: Callable[..., Algorithm], codec: Codec, changes: dict[str, Any], tmp_path: Path
+    entry: Entry, changes: dict[str, Any], tmp_path: Path
 ) -> None:
     def fresh() -> Simulation:
         task = quadratic(6, spread=1.0, noise=0.3)
-        return simulation(task, 6, make(sampled=3, patience=60.0), codec, adam(0.02), until=300.0, **changes)
+        return simulation(
+            task, 6, entry.make(sampled=3, patience=60.0), entry.codec, entry.suited(adam(0.02)), until=300.0, **changes
+        )
 
     straight = rows(fresh())
     for stop in 1, 5:
@@ -123,14 +155,14 @@ def test_a_run_that_was_left_and_taken_up_again_has_the_same_rows(
 
 
 @EACH
-def test_a_network_with_batch_norm_and_dropout_is_taken_up_again_bit_for_bit(
-    make: Callable[..., Algorithm], codec: Codec
-) -> None:
+def test_a_network_with_batch_norm_and_dropout_is_taken_up_again_bit_for_bit(entry: Entry) -> None:
     def fresh() -> Simulation:
         torch.manual_seed(0)
         layers = nn.Linear(64, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(0.2), nn.Linear(12, 10)
         task = Supervised(nn.Sequential(*layers), partition.by_class(digits().train, 6), test=digits().test)
-        return simulation(task, 6, make(sampled=3), codec, momentum(0.05), until=100.0, every=25.0)
+        return simulation(
+            task, 6, entry.make(sampled=3), entry.codec, entry.suited(momentum(0.05)), until=100.0, every=25.0
+        )
 
     left, again = fresh(), fresh()
     for _ in zip(range(3), left, strict=False):
@@ -140,13 +172,23 @@ def test_a_network_with_batch_norm_and_dropout_is_taken_up_again_bit_for_bit(
 
 
 @EACH
-def test_bytes_counted_are_the_bytes_of_the_messages(make: Callable[..., Algorithm], codec: Codec) -> None:
-    if isinstance(codec, Lattice):
-        codec = Lattice(bits=6, resolution=10.0)  # so wide that nothing needs a repair
-    w = world(quadratic(6, dim=3000), 6, make(sampled=3, patience=inf), codec=codec, latency=1.0)
+def test_bytes_counted_are_the_bytes_of_the_messages(entry: Entry) -> None:
+    wide = Lattice(bits=6, resolution=10.0)  # so wide that nothing needs a repair
+    codec = wide if isinstance(entry.codec, Lattice) else entry.codec
+    if isinstance(codec, Codecs):
+        codec = Codecs(wide, wide)
+    w = world(quadratic(6, dim=3000), 6, entry.make(sampled=3, patience=inf), codec=codec, latency=1.0)
     w.rounds(5)
+
+    def octets(message: type[Message], way: Codec, *, everything: bool) -> int:
+        """Of every vector that is declared, with the codec that it is for."""
+        codecs = [way if one.compressed or everything else Identity() for one in message.vectors()]
+        return sum(len(wire.to_bytes(one.encode(torch.zeros(3000), torch.Generator()))) for one in codecs)
+
+    ways = codec if isinstance(codec, Codecs) else Codecs(codec, codec)
     up, down = (
-        len(wire.to_bytes(way.encode(torch.zeros(3000), torch.Generator()))) for way in codecs_for(w.algorithm, codec)
+        octets(message, way, everything=isinstance(codec, Codecs))
+        for message, way in ((w.algorithm.records.up, ways.up), (w.algorithm.records.down, ways.down))
     )
     answered = w.fleet.totals.contacts
     asked = answered + w.fleet.totals.lost + len(w.fleet._traffic)
@@ -155,12 +197,10 @@ def test_bytes_counted_are_the_bytes_of_the_messages(make: Callable[..., Algorit
 
 
 @EACH
-def test_a_client_that_leaves_keeps_its_state_and_comes_back_with_a_stale_base(
-    make: Callable[..., Algorithm], codec: Codec
-) -> None:
+def test_a_client_that_leaves_keeps_its_state_and_comes_back_with_a_stale_base(entry: Entry) -> None:
     """Client 0 is away from 50 to 250; what it knows does not change in between, and then does."""
     away, task = [Absence(50.0, 250.0, [0])], quadratic(3, spread=1.0)
-    run = simulation(task, 3, make(sampled=2, patience=30.0), codec, absences=away, step_law="constant")
+    run = simulation(task, 3, entry.make(sampled=2, patience=30.0), entry.codec, absences=away, step_law="constant")
     left, back, steps = list[Tensor](), list[Tensor](), list[int]()
     for _ in run:
         mine = run._fleet.clients[torch.tensor([0])]
@@ -175,8 +215,8 @@ def test_a_client_that_leaves_keeps_its_state_and_comes_back_with_a_stale_base(
 
 
 @EACH
-def test_clients_that_arrive_late_are_not_contacted_before(make: Callable[..., Algorithm], codec: Codec) -> None:
-    run = simulation(quadratic(4), 4, make(sampled=2), codec, absences=[Absence(0.0, 100.0, [0, 1])])
+def test_clients_that_arrive_late_are_not_contacted_before(entry: Entry) -> None:
+    run = simulation(quadratic(4), 4, entry.make(sampled=2), entry.codec, absences=[Absence(0.0, 100.0, [0, 1])])
     seen: set[int] = set()
     for _ in run:
         if run._time <= 100:
@@ -186,8 +226,8 @@ def test_clients_that_arrive_late_are_not_contacted_before(make: Callable[..., A
 
 
 @EACH
-def test_the_server_waits_for_somebody_when_nobody_is_there(make: Callable[..., Algorithm], codec: Codec) -> None:
-    run = simulation(quadratic(2), 2, make(sampled=2), codec, absences=[Absence(0.0, 90.0)], every=1.0)
+def test_the_server_waits_for_somebody_when_nobody_is_there(entry: Entry) -> None:
+    run = simulation(quadratic(2), 2, entry.make(sampled=2), entry.codec, absences=[Absence(0.0, 90.0)], every=1.0)
     reached = rows(run)
     assert reached[1]["time"] >= 90
     assert reached[-1]["contacts"] > 0
@@ -213,9 +253,9 @@ def poisoned(n: int) -> Poisoned:
 
 @EACH
 def test_a_client_whose_progress_is_not_finite_is_named_and_its_reply_dropped_and_counted(
-    make: Callable[..., Algorithm], codec: Codec, caplog: pytest.LogCaptureFixture
+    entry: Entry, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = simulation(poisoned(4), 4, make(sampled=2, local_steps=3), codec)
+    run = simulation(poisoned(4), 4, entry.make(sampled=2, local_steps=3), entry.codec)
     reached = rows(run)
     assert reached[-1]["broken_replies"] > 2
     assert reached[-1]["lost_contacts"] >= reached[-1]["broken_replies"]
@@ -228,8 +268,8 @@ def test_a_client_whose_progress_is_not_finite_is_named_and_its_reply_dropped_an
 
 
 @EACH
-def test_divergence_ends_the_run_and_keeps_the_rows_so_far(make: Callable[..., Algorithm], codec: Codec) -> None:
-    run = simulation(quadratic(4), 4, make(sampled=2), codec, sgd(1e25), every=10.0)
+def test_divergence_ends_the_run_and_keeps_the_rows_so_far(entry: Entry) -> None:
+    run = simulation(quadratic(4), 4, entry.make(lr=1e25, sampled=2), entry.codec, sgd(1e25), every=10.0)
     with pytest.raises(Diverged, match=r"round \d+"):
         rows(run)
     assert len(run.rows) >= 1
@@ -237,10 +277,10 @@ def test_divergence_ends_the_run_and_keeps_the_rows_so_far(make: Callable[..., A
 
 
 @EACH
-def test_counts_below_one_are_refused(make: Callable[..., Algorithm], codec: Codec) -> None:
+def test_counts_below_one_are_refused(entry: Entry) -> None:
     for wrong in {"sampled": 0}, {"local_steps": 0}:
         with pytest.raises(ValueError, match="is 0, must be a whole number, at least 1"):
-            make(**wrong)
+            entry.make(**wrong)
 
 
 # By hand
@@ -257,7 +297,7 @@ def test_fednova_divides_by_the_steps_and_multiplies_by_their_mean() -> None:
     speeds = Constant(steady(torch.tensor([2.0, 8.0])))
     w = world(two(1.0), 2, FedNova(sampled=2, local_steps=4), lr=0.5, speeds=speeds, latency=1.0)
     state = w.rounds(1)[0]
-    assert w.fleet.clients.budget.tolist() == [4, 1]
+    assert w.fleet.clients.everybody().pace.tolist() == [4, 1]
     assert state.model.item() == pytest.approx(1 - 2.5 * (15 / 64 - 1.5) / 2)
     assert w.clock.now() == 8.0 + 1.0
     assert w.fleet.totals.steps == 5
@@ -269,8 +309,8 @@ def test_fednova_equals_fedavg_when_all_clients_are_as_fast() -> None:
 
 
 def test_a_fednova_client_takes_at_least_one_step() -> None:
-    budget = FedNova(local_steps=5).budget(torch.tensor([1.0, 0.5, 0.3, 0.01]))
-    assert budget.tolist() == [5, 2, 2, 1]
+    clients = newcomers(FedNova(local_steps=5), torch.zeros(1), torch.empty(0), torch.tensor([1.0, 0.5, 0.3, 0.01]))
+    assert clients.pace.tolist() == [5, 2, 2, 1]
 
 
 def test_fedbuff_moves_by_displacements_against_what_each_client_started_from() -> None:
@@ -302,10 +342,238 @@ def test_fedbuff_waits_for_a_full_buffer_and_averages_it() -> None:
     assert w.clock.now() == 3.0
 
 
-def test_fedbuff_sends_what_needs_no_key() -> None:
-    with pytest.raises(ValueError, match=r"FedBuff sends displacements.*Lattice cannot decode them; use QSGD"):
-        codecs_for(FedBuff(), Lattice(bits=4))
-    assert codecs_for(FedBuff(), QSGD(bits=8)) == (QSGD(bits=8), Identity())
+@pytest.mark.parametrize(
+    "codec",
+    [
+        Lattice(bits=4),
+        Codecs(up=Lattice(bits=4), down=Lattice(bits=8)),
+        Codecs(up=QSGD(bits=8), down=Lattice(bits=8)),
+    ],
+    ids=["lattice", "lattice both ways", "lattice down"],
+)
+def test_fedbuff_learns_through_the_lattice_with_zero_and_the_clients_base_as_keys(codec: Codec | Codecs) -> None:
+    """Far from the origin, where a wrong key would need a repair for every message: on the way up zero is near a
+    displacement, on the way down the client's base is near the model."""
+    far = quadratic(8, dim=2048)
+    task = Quadratic(far.curvature, 100 + far.centers, start=100 + torch.zeros(2048))
+    w = world(task, 8, FedBuff(sampled=3, local_steps=4), codec=codec, lr=0.1, latency=1.0)
+    state = w.rounds(60)[-1]
+    assert (state.model - task.minimum).norm() < 0.05 * (w.start.model - task.minimum).norm()
+    assert w.fleet.totals.refined <= 0.05 * 2 * w.fleet.totals.contacts + 8  # the first messages down
+
+
+def test_fedbuff_compresses_the_way_up_alone_unless_both_are_asked_for() -> None:
+    assert coders_for(FedBuff(), QSGD(bits=8)).up.by_vector == (8,)
+    assert coders_for(FedBuff(), QSGD(bits=8)).down.by_vector == (32,)
+    both = coders_for(FedBuff(), Codecs(up=QSGD(bits=8), down=Lattice(bits=4)))
+    assert (both.up.by_vector, both.down.by_vector) == ((8,), (4,))
+
+
+def test_scaffold_leads_every_client_to_the_common_minimum_once_it_knows_the_gradients() -> None:
+    """η a = 1 and K = 1: without a correction, a step leads to the client's own minimum.
+
+    Round 1, c = c_0 = c_1 = 0: y = (0, 4), x = 2. Line 12: c_0 = (1 − 0)/(1·1/2) = 2, c_1 = (1 − 4)/(1/2) = −6, the
+    gradients at 1. Line 17: c = (2 − 6)/2 = −2.
+    Round 2: g_0 − c_0 + c = 4 − 2 − 2 = 0 and g_1 − c_1 + c = −4 + 6 − 2 = 0, so that y = (2, 2), x = 2: the minimum.
+    c_0 = 2 + 2 + 0 = 4, c_1 = −6 + 2 + 0 = −4, the gradients at 2; c = −2 + ((4 − 2) + (−4 + 6))/2 = 0."""
+    w = world(two(), 2, SCAFFOLD(sampled=2, local_steps=1, lr=0.5), lr=0.5)
+    first = w.rounds(1)[0]
+    assert (first.model.item(), first.control.item()) == pytest.approx((2.0, -2.0))
+    assert w.fleet.clients.everybody().control.flatten().tolist() == pytest.approx([2.0, -6.0])
+    second = w.rounds(1, first)[0]
+    assert (second.model.item(), second.control.item()) == pytest.approx((2.0, 0.0))
+    clients = w.fleet.clients.everybody()
+    assert clients.control.flatten().tolist() == pytest.approx([4.0, -4.0])
+    assert clients.common.flatten().tolist() == pytest.approx([-2.0, -2.0])  # as it was heard last
+
+
+@pytest.mark.parametrize("server_lr", [1.0, 0.5])
+def test_scaffold_equals_two_rounds_computed_by_hand(server_lr: float) -> None:
+    """η a = 1/2 and K = 2, so that a displacement is divided by K η = 1/2. With η_g = 1:
+
+    Round 1: y_0 = 1, 1/2, 1/4; y_1 = 1, 5/2, 13/4. x = (1/4 + 13/4)/2 = 7/4. c_0 = (3/4)/(1/2) = 3/2,
+    c_1 = −(9/4)/(1/2) = −9/2, c = −3/2.
+    Round 2, client 0: g − c_0 + c = 2 y − 3; y = 7/4, 13/8, 25/16; c_0 = 3/2 + 3/2 + (3/16)/(1/2) = 27/8. Client 1:
+    2 (y − 4) + 9/2 − 3/2 = 2 y − 5; y = 7/4, 17/8, 37/16; c_1 = −9/2 + 3/2 − (9/16)/(1/2) = −33/8.
+    x = (25/16 + 37/16)/2 = 31/16, c = −3/2 + ((27/8 − 3/2) + (−33/8 + 9/2))/2 = −3/8.
+
+    With η_g = 1/2 the first round is the same but for x = 1 + (7/4 − 1)/2 = 11/8. Then y_0 = 11/8, 11/8 − (−1/4)/4 =
+    23/16, 23/16 − (−1/8)/4 = 47/32 and y_1 = 11/8, 11/8 + (9/4)/4 = 31/16, 31/16 + (9/8)/4 = 71/32, so that the mean is
+    59/32, x = 11/8 + (59/32 − 11/8)/2 = 103/64, c_0 = 3 − (3/32)·2 = 45/16, c_1 = −3 − (27/32)·2 = −75/16."""
+    w = world(two(), 2, SCAFFOLD(sampled=2, local_steps=2, lr=0.25, server_lr=server_lr), lr=0.25)
+    first = w.rounds(1)[0]
+    assert first.model.item() == pytest.approx(7 / 4 if server_lr == 1 else 11 / 8)
+    assert first.control.item() == pytest.approx(-3 / 2)
+    assert w.fleet.clients.everybody().control.flatten().tolist() == pytest.approx([3 / 2, -9 / 2])
+    second = w.rounds(1, first)[0]
+    assert second.model.item() == pytest.approx(31 / 16 if server_lr == 1 else 103 / 64)
+    theirs = [27 / 8, -33 / 8] if server_lr == 1 else [45 / 16, -75 / 16]
+    assert w.fleet.clients.everybody().control.flatten().tolist() == pytest.approx(theirs)
+    assert second.control.item() == pytest.approx(sum(theirs) / 2)
+
+
+@pytest.mark.parametrize(
+    ("sampled", "unreachable"), [(5, 0.0), (2, 0.0), (2, 0.4)], ids=["all", "some", "some do not answer"]
+)
+def test_scaffolds_common_control_is_the_mean_of_the_clients(sampled: int, unreachable: float) -> None:
+    """c = Σ c_i/N: at first all are 0, and c moves by Σ Δc_i/N over those who answer, of all N there are."""
+    task = quadratic(5, spread=1.0, noise=0.3)
+    w = world(task, 5, SCAFFOLD(sampled=sampled, local_steps=3), latency=1.0, unreachable=unreachable)
+    for state in islice(w.states(), 12):
+        theirs = w.fleet.clients.everybody().control
+        torch.testing.assert_close(state.control, theirs.mean(dim=0), atol=1e-5, rtol=0)
+    assert state.control.norm() > 0
+    assert (theirs.norm(dim=1) > 0).all()
+
+
+def test_scaffolds_common_control_is_the_mean_again_after_answers_that_came_too_late() -> None:
+    """Client 2's step takes 12 until the time 40, and the server waits for 5. What it has changed for nothing it takes
+    back when it is asked again; once it is in time, c is the mean of all c_i."""
+    speeds = Constant(Piecewise.of([[(0.0, 1.0)], [(0.0, 1.0)], [(0.0, 1 / 12), (40.0, 1.0)]]))
+    task = quadratic(3, spread=1.0, noise=0.3)
+    w = world(task, 3, SCAFFOLD(sampled=3, local_steps=1, patience=5.0), speeds=speeds)
+    apart = []
+    for state in islice(w.states(), 20):
+        theirs = w.fleet.clients.everybody().control
+        apart.append((w.clock.now(), float((state.control - theirs.mean(dim=0)).norm())))
+    assert w.fleet.totals.contacts <= 3 * 20 - 5
+    assert all(gap > 0.01 for now, gap in apart if now < 40)  # it has changed its own, and c does not know
+    assert apart[-1][1] < 1e-5
+
+
+def test_a_scaffold_client_whose_answer_was_not_applied_takes_its_control_back() -> None:
+    algorithm = SCAFFOLD(local_steps=2, lr=0.25)
+    client = newcomers(algorithm, torch.ones(1), torch.empty(0), torch.ones(1))
+    down = scaffold.Down(model=torch.ones(1), control=torch.full((1,), 3.0), statistics=torch.empty(0))
+    before = replace(client, control=torch.full((1, 1), 5.0))
+    trained = replace(algorithm.hear(before, down), progress=torch.full((1, 1), 2.0))
+    said, after = algorithm.answer(trained, down)
+    assert (said.change.item(), after.control.item()) == (4.0 - 3.0, 6.0)
+    assert algorithm.lost(after, said).control.item() == 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Uneven(Quadratic):
+    """f_i(x) = ½ a_i (x − c_i)², in one dimension: steep for some clients, flat for others."""
+
+    steepness: Tensor = field(default_factory=lambda: torch.ones(1))  # a_i
+
+    @property
+    def minimum(self) -> Tensor:
+        return (self.steepness * self.centers[:, 0]).sum(dim=0, keepdim=True) / self.steepness.sum()
+
+    def gradient(self, model: Tensor, buffers: Tensor, batch: tuple[int, Tensor]) -> tuple[Tensor, Tensor]:
+        client, noise = batch
+        return self.steepness[client] * (model - self.centers[client]) + noise, buffers
+
+
+def test_scaffold_ends_at_the_minimum_where_fedavg_drifts_away_from_it() -> None:
+    """Client i of FedAvg goes from x to c_i + (1 − η a_i)^K (x − c_i), so that x rests at the mean of the c_i with
+    weights 1 − (1 − η a_i)^K. The minimum of Σ f_i is their mean with weights a_i. With a = (1, 9), c = (0, 4),
+    η = 0.1 and K = 10: 2.42 in place of 3.6. SCAFFOLD rests where c_i is the gradient at x, and c = 0."""
+    steepness, centers = torch.tensor([1.0, 9.0]), torch.tensor([[0.0], [4.0]])
+    task = Uneven(torch.ones(1), centers, steepness=steepness)
+    pulls = 1 - (1 - 0.1 * steepness) ** 10
+    drifted = float((pulls * centers[:, 0]).sum() / pulls.sum())
+    assert (task.minimum.item(), drifted) == pytest.approx((3.6, 2.42), abs=0.01)
+    average = world(task, 2, FedAvg(sampled=2, local_steps=10), lr=0.1).rounds(300)[-1]
+    assert average.model.item() == pytest.approx(drifted, abs=1e-4)
+    w = world(task, 2, SCAFFOLD(sampled=2, local_steps=10, lr=0.1), lr=0.1)
+    controlled = w.rounds(300)[-1]
+    assert controlled.model.item() == pytest.approx(3.6, abs=1e-3)
+    assert controlled.control.item() == pytest.approx(0.0, abs=1e-3)
+    assert w.fleet.clients.everybody().control.flatten().tolist() == pytest.approx([3.6, -3.6], abs=1e-2)
+
+
+def test_scaffold_keeps_what_it_has_over_fedavg_through_the_lattice() -> None:
+    """The server hears Q(Δc_i), and the client adds Δc_i: with 8 bits, what adds up in c is small beside the drift."""
+    centers = 1 + torch.randn(20, 256, generator=torch.Generator().manual_seed(3))
+    task = Quadratic(torch.linspace(0.2, 1, 256), centers)
+    away = {}
+    for algorithm in SCAFFOLD(sampled=5), FedAvg(sampled=5):
+        w = world(task, 20, algorithm, codec=Lattice(bits=8), lr=0.1)
+        last = torch.stack([state.model for state in w.rounds(150)[-50:]])
+        away[type(algorithm)] = float((last - task.minimum).norm(dim=1).mean())
+    assert away[SCAFFOLD] < 0.1 * away[FedAvg]
+
+
+def test_fedasync_mixes_in_what_arrives_the_less_the_staler_it_is() -> None:
+    """η a = 1: a step leads to the client's own minimum, 0 or 4. Steps take 1 and 3; no latency; α = 1/2, a = 1/2.
+
+    t=1: client 0, not stale: x = 1/2·1 = 1/2. t=2: the same, x = 1/4. t=3: both are done, client 1 was asked first, two
+    rounds ago: α_3 = 1/2·3^(−1/2), x = 1/4 + α_3·(4 − 1/4). Then client 0, one round ago: α_4 = 1/2·2^(−1/2),
+    x = (1 − α_4) x."""
+    speeds = Constant(steady(torch.tensor([1.0, 3.0])))
+    w = world(two(), 2, FedAsync(sampled=2, local_steps=1, mixing=0.5, staleness=0.5), lr=0.5, speeds=speeds)
+    third = 1 / 4 + 0.5 / 3**0.5 * (4 - 1 / 4)
+    models = [state.model.item() for state in w.rounds(4)]
+    assert models == pytest.approx([1 / 2, 1 / 4, third, (1 - 0.5 / 2**0.5) * third])
+    assert w.clock.now() == 3.0
+    plain = world(two(), 2, FedAsync(sampled=2, local_steps=1, mixing=1.0, staleness=0.0), lr=0.5, speeds=speeds)
+    assert [state.model.item() for state in plain.rounds(4)] == pytest.approx([0.0, 0.0, 4.0, 0.0])  # replaced
+
+
+def test_a_fedasync_client_is_pulled_to_what_it_started_from() -> None:
+    """K = 2, η a = 1/2, ρ = 1, α = 1: g = 2 y + ρ (y − 1). y = 1, 1 − 2/4 = 1/2, 1/2 − (1 − 1/2)/4 = 3/8; without ρ,
+    it would be 1/4."""
+    for proximity, model in (1.0, 3 / 8), (0.0, 1 / 4):
+        algorithm = FedAsync(sampled=1, local_steps=2, mixing=1.0, proximity=proximity)
+        w = world(Quadratic(torch.tensor([2.0]), torch.zeros(1, 1), start=torch.ones(1)), 1, algorithm, lr=0.25)
+        assert w.rounds(1)[0].model.item() == pytest.approx(model)
+
+
+def test_a_stale_reply_is_decoded_with_the_model_that_its_sender_was_sent() -> None:
+    """Far from the origin; and while the slow client takes its step, the server goes ten times as far as that client
+    does, which the lattice does not reach: any other key than the model that was sent would need a repair."""
+    start = 990 + torch.zeros(2048)
+    centers = 1000 + torch.randn(6, 2048, generator=torch.Generator().manual_seed(7))
+    speeds = Constant(steady(torch.tensor([1.0] * 5 + [30.0])))
+    task = Quadratic(torch.ones(2048), centers, start=start)
+    codec = Codecs(up=Lattice(bits=6), down=Identity())
+    w = world(task, 6, FedAsync(local_steps=1), codec=codec, lr=0.02, speeds=speeds, latency=0.1)
+    models = [start, *(state.model for state in w.rounds(320))]
+    late = [(now, reply) for now, reply in enumerate(w.came) if reply.senders.tolist() == [5]]
+    assert len(late) == 2
+    for now, reply in late:
+        sent = models[int(reply.round)]
+        assert now - int(reply.round) > 100
+        assert (models[now] - sent).norm() > 10 * (reply.up.model[0] - sent).norm() > 0
+        said = sent - 0.02 * (sent - centers[5])
+        assert (reply.up.model[0] - said).norm() < 0.1 * (said - sent).norm()
+    assert w.fleet.totals.refined == 0
+
+
+def reports(make: Callable[..., Algorithm], codec: Codecs) -> tuple[Tensor, Tensor]:
+    """What four clients say, as the server decodes it, and what they have said. η a = 1 and K = 1: each reports its own
+    minimum, whatever it has heard. The model is about 100 times as long as what is new in a report."""
+    generator = torch.Generator().manual_seed(0)
+    start = 100 * torch.randn(2048, generator=generator)
+    task = Quadratic(torch.ones(2048), start + torch.randn(4, 2048, generator=generator), start=start)
+    w = world(task, 4, make(sampled=4, local_steps=1), codec=codec, lr=1.0, latency=1.0)
+    w.rounds(3)  # before the second, QuAFL's clients have made no step; before the third, nobody knows a distance
+    (vector,) = w.algorithm.records.up.vectors()
+    return getattr(w.came[-1].up, vector.name), task.centers[w.came[-1].senders]
+
+
+@pytest.mark.parametrize("make", [QuAFL, FedAvg])
+@pytest.mark.parametrize("down", [Identity(), QSGD(bits=12), Lattice(bits=4)], ids=["exact", "qsgd", "lattice"])
+def test_a_difference_to_what_both_know_is_coded_more_finely_than_a_model(
+    make: Callable[..., Algorithm], down: Codec
+) -> None:
+    errors = [
+        torch.dist(*reports(make, Codecs(up=QSGD(bits=6, difference=difference), down=down)))
+        for difference in (True, False)
+    ]
+    assert 0 < errors[0] < 0.03 * errors[1]
+
+
+@pytest.mark.parametrize("make", [QuAFL, FedAvg])
+@pytest.mark.parametrize("down", [QSGD(bits=4), Lattice(bits=1)], ids=["qsgd", "lattice"])
+def test_a_difference_is_added_to_what_the_client_has_heard_however_coarse_that_was(
+    make: Callable[..., Algorithm], down: Codec
+) -> None:
+    heard, said = reports(make, Codecs(up=QSGD(bits=16, difference=True), down=down))
+    torch.testing.assert_close(heard, said, atol=0.003, rtol=0)
 
 
 def test_the_servers_link_carries_s_exchanges_at_a_time_in_order_of_arrival() -> None:
@@ -313,19 +581,12 @@ def test_the_servers_link_carries_s_exchanges_at_a_time_in_order_of_arrival() ->
     busy = world(quadratic(6), 6, FedBuff(sampled=2, local_steps=1), latency=10.0)
     free = world(quadratic(6), 6, FedBuff(sampled=2, local_steps=1), latency=10.0, limited=False)
     for w, times in (busy, [11.0, 21.0, 31.0]), (free, [11.0, 11.0, 11.0]):
-        states = w.algorithm.rounds(w.start, w.fleet, w.codecs, w.clock, w.rng)
-        seen = []
-        for _ in range(3):
-            next(states)
-            seen.append(w.clock.now())
-        assert seen == times
+        assert [w.clock.now() for _ in islice(w.states(), 3)] == times
 
 
 def time_of_round(round: int, algorithm: FedBuff, **changes: Any) -> float:
     w = world(quadratic(8), 8, algorithm, latency=1.0, **changes)
-    for state in w.algorithm.rounds(w.start, w.fleet, w.codecs, w.clock, w.rng):
-        if state.round == round:
-            break
+    next(state for state in w.states() if state.round == round)
     return w.clock.now()
 
 
@@ -340,19 +601,13 @@ def test_a_fedbuff_client_that_is_asked_again_starts_anew() -> None:
     """It needs 10 for a step: asked again every 4, it never gets there, and every 30, it answers at 10, 20, 30."""
     for patience, rounds in (4.0, 0), (30.0, 3), (inf, 3):
         w = world(quadratic(1), 1, FedBuff(sampled=1, local_steps=1, patience=patience), speeds=10.0)
-        states = w.algorithm.rounds(w.start, w.fleet, w.codecs, w.clock, w.rng)
-        for state in states:
-            if w.clock.now() >= 30:
-                break
-        assert state.round == rounds
+        assert next(state for state in w.states() if w.clock.now() >= 30).round == rounds
 
 
 @pytest.mark.parametrize("never", [{"unreachable": 1.0}, {"absences": [Absence(50.0, inf)]}], ids=["lost", "gone"])
 @EACH
-def test_a_run_ends_although_nobody_answers_any_more(
-    make: Callable[..., Algorithm], codec: Codec, never: dict[str, Any]
-) -> None:
-    run = simulation(quadratic(2), 2, make(sampled=2), codec, until=120.0, every=30.0, **never)
+def test_a_run_ends_although_nobody_answers_any_more(entry: Entry, never: dict[str, Any]) -> None:
+    run = simulation(quadratic(2), 2, entry.make(sampled=2), entry.codec, until=120.0, every=30.0, **never)
     try:
         reached = rows(run)
     except ValueError as error:  # when everybody has gone for good, nothing can make the time pass
@@ -362,7 +617,7 @@ def test_a_run_ends_although_nobody_answers_any_more(
 
 
 def test_buffers_that_fill_at_the_same_time_are_rounds_of_their_own() -> None:
-    changes = {"step_law": "constant", "slow": 0.0, "link_limited": False}
+    changes: dict[str, Any] = {"step_law": "constant", "slow": 0.0, "link_limited": False}
     run = simulation(quadratic(6), 6, FedBuff(sampled=2, local_steps=1), QSGD(bits=8), until=30.0, **changes)
     assert rows(run)[-1]["round"] >= 3
 
@@ -415,16 +670,28 @@ def test_adam_sends_displacements_not_gradients() -> None:
         torch.testing.assert_close(w.rounds(1)[0].model, torch.full((2,), 0.01))
     w = world(Quadratic(torch.tensor([1.0, 1000.0]), torch.ones(2, 2)), 2, QuAFL(2, 1, wait=1.0), optimizer=adam(0.01))
     torch.testing.assert_close(w.rounds(1)[0].model, torch.full((2,), 0.01 * 2 / 3))
+    task = Quadratic(torch.tensor([1.0, 1000.0]), torch.ones(2, 2))
+    w = world(task, 2, FedAsync(local_steps=1, mixing=0.5), optimizer=adam(0.01))
+    torch.testing.assert_close(w.rounds(1)[0].model, torch.full((2,), 0.01 * 0.5))
 
 
 def test_buffers_are_averaged_by_every_server() -> None:
     data = digits().train
     task = Supervised(nn.Sequential(nn.Linear(64, 10), nn.BatchNorm1d(10)), partition.iid(data, 3))
-    for algorithm, answering in (FedAvg(3, 2), [0, 1, 2]), (FedNova(3, 2), [0, 1, 2]), (FedBuff(1, 2), [0]):
+    everybody = [0, 1, 2]
+    table: list[tuple[Algorithm, list[int]]] = [
+        *((make(3, 2), everybody) for make in (FedAvg, FedNova, SCAFFOLD)),
+        (FedBuff(1, 2), [0]),
+    ]
+    for algorithm, answering in table:
         w = world(task, 3, algorithm)
         state = w.rounds(1)[0]
         theirs = w.fleet.clients[torch.tensor(answering)].buffers
         torch.testing.assert_close(state.buffers, theirs.mean(dim=0))
+    w = world(task, 3, FedAsync(1, 2, mixing=0.25))
+    state = w.rounds(1)[0]
+    theirs = w.fleet.clients[torch.tensor([0])].buffers[0]
+    torch.testing.assert_close(state.buffers, 0.75 * w.start.buffers + 0.25 * theirs)
 
 
 def test_nobody_moves_while_nobody_has_time() -> None:

@@ -14,13 +14,15 @@ from torch._dynamo.utils import counters
 from torch.nn import functional
 from torch.utils import _pytree as pytree
 
-from quafl import FedAvg, FedBuff, FedNova, Lattice, Plan, QuAFL, Simulation, World, cosine, simulate
+from quafl import Lattice, Plan, Simulation, World, cosine, simulate
 from quafl.codec import QSGD
-from quafl.core.client import newcomer
+from quafl.codec.seams import Codec, Codecs
+from quafl.core import SCAFFOLD, FedAsync, FedAvg, FedBuff, FedNova, QuAFL
+from quafl.core.client import begin, newcomers
 from quafl.core.optim import adam, momentum, sgd
-from quafl.core.seams import Algorithm, ClientState, Codec, Optimizer
+from quafl.core.seams import Algorithm, Optimizer
 from quafl.sim.executors import Choice, Executor, Name, layers
-from quafl.sim.executors.lanes import Lane, flatten, lanes_for, share_out, step_of
+from quafl.sim.executors.lanes import Lane, flatten, lanes_for, share_out, step_of, vectors_of
 from quafl.sim.executors.layers import STACKED, Layers
 from quafl.sim.executors.tracing import opened, trace
 from quafl.tasks import Quadratic, Supervised, digits, partition
@@ -46,7 +48,8 @@ class Tied(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.dropout(self.twice(self.first(x)).relu())
-        return self.frozen(self.dropout(self.twice(x).relu()))
+        outputs: Tensor = self.frozen(self.dropout(self.twice(x).relu()))
+        return outputs
 
 
 class Viewed(nn.Module):
@@ -59,7 +62,8 @@ class Viewed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = functional.conv2d(input=x.view(-1, 1, 8, 8), weight=self.first.weight, stride=(1,)).relu()
-        return self.last(self.second(x).view(len(x), -1))  # type: ignore[no-any-return]  # torch's modules return Any
+        outputs: Tensor = self.last(self.second(x).view(len(x), -1))
+        return outputs
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
@@ -83,9 +87,29 @@ OPTIMIZERS: dict[str, Callable[[], Optimizer]] = {
 }
 
 
-def choice(task: Any, optimizer: Optimizer, clients: int, sampled: int) -> Choice:
-    someone = newcomer(*task.initial(), optimizer)
-    return Choice(task, optimizer, someone, clients=clients, sampled=sampled, typical=lambda: torch.full((clients,), 4))
+def newcomer(task: Any, optimizer: Optimizer, algorithm: Algorithm = FedAvg()) -> Any:  # noqa: B008
+    """One client, as the algorithm has it."""
+    model, buffers = task.initial()
+    one = newcomers(algorithm, model, buffers, torch.ones(()))
+    return replace(one, optimizer=optimizer.init(one.base))
+
+
+def choice(
+    task: Any,
+    optimizer: Optimizer,
+    clients: int,
+    sampled: int,
+    algorithm: Algorithm = FedAvg(),  # noqa: B008  # immutable
+) -> Choice:
+    return Choice(
+        task,
+        optimizer,
+        algorithm.direction,
+        newcomer(task, optimizer, algorithm),
+        clients=clients,
+        sampled=sampled,
+        typical=lambda: torch.full((clients,), 4),
+    )
 
 
 def network(make: Callable[[], nn.Module], clients: int = 6, **settings: Any) -> Supervised:
@@ -93,23 +117,27 @@ def network(make: Callable[[], nn.Module], clients: int = 6, **settings: Any) ->
     return Supervised(make(), partition.iid(digits().train, clients), batch_size=16, device=DEVICE, **settings)
 
 
-def trajectory(executor: Executor, task: Any, optimizer: Optimizer, visits: Sequence[Sequence[int]]) -> ClientState:
-    """Six clients that are visited several times, each time for as many steps as it says, and move on with them."""
-    clients = newcomer(*task.initial(), optimizer).each(lambda tensor: tensor.expand(6, *tensor.shape))
+def trajectory(
+    executor: Executor,
+    task: Any,
+    optimizer: Optimizer,
+    visits: Sequence[Sequence[int]],
+    algorithm: Algorithm = FedAvg(),  # noqa: B008  # immutable
+) -> Any:
+    """Six clients that are visited several times, each time for as many steps as it says, and move on with them. The
+    vectors that an algorithm has beside the base are each client's own."""
+    clients = newcomer(task, optimizer, algorithm).each(lambda tensor: tensor.expand(6, *tensor.shape))
+    generator = torch.Generator().manual_seed(1)
+    own = {
+        name: 0.1 * torch.randn(rows.shape, generator=generator).to(rows.device)
+        for name, rows in vectors_of(clients).items()
+        if name != "base"
+    }
+    clients = replace(clients, **own)
     for number, counts in enumerate(visits):
         clients = executor(clients, torch.tensor([3, 0, 5, 1, 4, 2]), torch.tensor(counts))
-        clients = ClientState(
-            base=clients.base - clients.progress,
-            progress=torch.zeros_like(clients.base),
-            buffers=clients.buffers,
-            optimizer=clients.optimizer,
-            steps=clients.steps,
-            taken=torch.zeros_like(clients.taken),
-            budget=clients.budget,
-            round=torch.full_like(clients.round, number),
-            contacts=clients.contacts,
-            expected_steps=clients.expected_steps,
-        )
+        clients = begin(clients, clients.base - clients.progress, clients.buffers, 0)
+        clients = replace(clients, round=torch.full_like(clients.round, number))
     return clients
 
 
@@ -129,6 +157,40 @@ def test_clients_go_the_same_way_together_as_one_by_one(
     mine = trajectory(together, task, optimizer(), VISITS)
     theirs = trajectory(ways.make("sequential"), task, optimizer(), VISITS)
     torch.testing.assert_close(mine.tree(), theirs.tree(), rtol=2e-3, atol=2e-5)
+
+
+DIRECTED: dict[str, Algorithm] = {"SCAFFOLD": SCAFFOLD(), "FedAsync": FedAsync(proximity=2.0)}
+
+
+@EACH_ENGINE
+@pytest.mark.parametrize("make", [MODELS["dropout"], MODELS["batch norm"]], ids=["dropout", "batch norm"])
+@pytest.mark.parametrize("algorithm", DIRECTED.values(), ids=DIRECTED.keys())
+def test_steps_in_an_algorithms_own_direction_are_the_same_together_as_one_by_one(
+    name: Name, make: Callable[[], nn.Module], algorithm: Algorithm
+) -> None:
+    task = network(make)
+    ways = choice(task, sgd(0.1), clients=6, sampled=4, algorithm=algorithm)
+    together = ways.make(name)
+    assert together.name.startswith(name)
+    mine, theirs = (trajectory(one, task, sgd(0.1), VISITS, algorithm) for one in (together, ways.make("sequential")))
+    torch.testing.assert_close(mine.tree(), theirs.tree(), rtol=2e-3, atol=2e-5)
+    straight = trajectory(choice(task, sgd(0.1), 6, 4).make("sequential"), task, sgd(0.1), VISITS)
+    assert (straight.base - theirs.base).norm() > 0.1 * (theirs.base - task.initial()[0]).norm()
+
+
+@EACH_ENGINE
+def test_a_direction_that_looks_at_what_is_no_vector_is_refused_in_one_line(
+    name: Name, caplog: pytest.LogCaptureFixture
+) -> None:
+    def slower(client: Any, gradient: Tensor) -> Tensor:
+        slowed: Tensor = gradient / (1 + client.steps)
+        return slowed
+
+    ways = replace(choice(network(MODELS["dense"]), sgd(0.1), clients=6, sampled=3), direction=slower)
+    with caplog.at_level(logging.WARNING, logger="quafl"):
+        assert ways.make(name).name == "sequential"
+    (line,) = [record.getMessage() for record in caplog.records if record.name.startswith("quafl")]
+    assert "a local step's direction may use a client's vectors, not its 'steps'" in line
 
 
 @EACH_ENGINE
@@ -156,17 +218,21 @@ def test_clients_with_less_than_a_batch_take_part(name: Name) -> None:
     torch.testing.assert_close(mine.tree(), theirs.tree(), rtol=2e-3, atol=2e-5)
 
 
-ALGORITHMS: dict[str, tuple[Algorithm, Codec]] = {
+ALGORITHMS: dict[str, tuple[Algorithm, Codec | Codecs]] = {
     "QuAFL": (QuAFL(sampled=3, local_steps=4), Lattice(bits=8)),
     "FedAvg": (FedAvg(sampled=3, local_steps=4), Lattice(bits=8)),
     "FedNova": (FedNova(sampled=3, local_steps=4), Lattice(bits=8)),
     "FedBuff": (FedBuff(sampled=3, local_steps=4, server_lr=0.5), QSGD(bits=8)),
+    "SCAFFOLD": (SCAFFOLD(sampled=3, local_steps=4, lr=0.1), Lattice(bits=8)),
+    "FedAsync": (FedAsync(sampled=3, local_steps=4, proximity=0.5), Lattice(bits=8)),
 }
 
 
 @EACH_ENGINE
 @pytest.mark.parametrize(("algorithm", "codec"), ALGORITHMS.values(), ids=ALGORITHMS.keys())
-def test_whole_runs_are_the_same_whatever_takes_the_steps(name: Name, algorithm: Algorithm, codec: Codec) -> None:
+def test_whole_runs_are_the_same_whatever_takes_the_steps(
+    name: Name, algorithm: Algorithm, codec: Codec | Codecs
+) -> None:
     torch.manual_seed(0)
     model = MODELS["all of it"]()
 
@@ -198,7 +264,8 @@ class Looks(nn.Module):
         self.layer = nn.Linear(64, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x) if x.mean() > 0.5 else self.layer(-x)
+        outputs: Tensor = self.layer(x) if x.mean() > 0.5 else self.layer(-x)
+        return outputs
 
 
 class Draws(nn.Module):
@@ -209,7 +276,8 @@ class Draws(nn.Module):
         self.layer = nn.Linear(64, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layer(functional.dropout(x, 0.5, self.training))
+        outputs: Tensor = self.layer(functional.dropout(x, 0.5, self.training))
+        return outputs
 
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
@@ -298,8 +366,8 @@ def test_convolutions_of_a_stack_are_those_of_each(
     )
 
     def gradients(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
-        def value(*parts: Tensor) -> Tensor:
-            return functional.conv2d(*parts, stride=stride, padding=padding).square().sum()
+        def value(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+            return functional.conv2d(x, weight, bias, stride=stride, padding=padding).square().sum()
 
         result: tuple[Tensor, ...] = torch.func.grad(value, argnums=(0, 1, 2))(x, weight, bias)
         return result
@@ -328,7 +396,7 @@ def test_clients_that_are_asked_one_by_one_are_trained_together() -> None:
     together: list[int] = []
     execute = run._fleet.execute
 
-    def listening(clients: ClientState, ids: Tensor, counts: Tensor) -> ClientState:
+    def listening(clients: Any, ids: Tensor, counts: Tensor) -> Any:
         together.append(len(ids))
         return execute(clients, ids, counts)
 
@@ -351,15 +419,17 @@ def test_a_stack_is_as_wide_as_the_work_is() -> None:
     assert replace(uneven, typical=lambda: torch.zeros(6, dtype=torch.int64)).make("vectorised").name.startswith("vec")
 
 
-def test_what_is_compiled_does_not_depend_on_the_data_and_the_seed() -> None:
+@pytest.mark.parametrize("algorithm", [FedAvg(), *DIRECTED.values()], ids=["FedAvg", *DIRECTED])
+def test_what_is_compiled_does_not_depend_on_the_data_and_the_seed(algorithm: Algorithm) -> None:
     """So that the compiler's cache knows it again: compiling takes a minute."""
     codes = []
     for seed in 1, 2:
         data = digits()
         hands = partition.iid(data.train, 6, seed=seed)
         task = Supervised(MODELS["dense"](), hands, batch_size=8, seed=seed, device=DEVICE)
-        lane: Lane = pytree.tree_map(lambda rows: rows[0], lanes_for(newcomer(*task.initial(), sgd(0.1)), 0, 1))
-        graph = trace(step_of(task.pure_gradient, sgd(0.1)), lane)
+        lanes = lanes_for(newcomer(task, sgd(0.1), algorithm), 0, 1, hooked=algorithm.direction is not None)
+        lane: Lane = pytree.tree_map(lambda rows: rows[0], lanes)
+        graph = trace(step_of(task.pure_gradient, sgd(0.1), algorithm.direction), lane)
         before = [tensor.clone() for tensor in flatten(lane.state)]
         graph(*pytree.tree_leaves(lane))
         after = [tensor.clone() for tensor in flatten(lane.state)]
@@ -378,7 +448,8 @@ def test_what_is_compiled_does_not_depend_on_the_data_and_the_seed() -> None:
 def test_what_is_not_a_tensor_stays_where_it_is() -> None:
     class Branches(nn.Module):
         def forward(self, given: Tensor) -> Tensor:
-            return torch.cond(given.sum() > 0, lambda x: x + 1, lambda x: x - 1, (given,))
+            outputs: Tensor = torch.cond(given.sum() > 0, lambda x: x + 1, lambda x: x - 1, (given,))
+            return outputs
 
     graph = torch.export.export(Branches(), (torch.ones(3),)).graph_module
     before = graph.code
@@ -423,7 +494,8 @@ class Attends(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.unflatten(1, (8, 8))
-        return self.out(self.attention(rows, rows, rows, need_weights=False)[0].flatten(1))
+        outputs: Tensor = self.out(self.attention(rows, rows, rows, need_weights=False)[0].flatten(1))
+        return outputs
 
 
 def test_attention_without_dropout_is_not_taken_for_random() -> None:

@@ -5,6 +5,7 @@ import json
 import re
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 from made_up import curve, rising
@@ -66,8 +67,13 @@ def test_an_unknown_figure_is_named_and_the_known_ones_listed() -> None:
 
 
 def test_every_algorithm_is_given_as_many_learning_rates() -> None:
-    with pytest.raises(ValueError, match="tries 2 learning rates, and 6 combinations for FedBuff"):
-        Tuning(lr=[0.1, 0.2], fedbuff_lr=[0.1], server_lr=[0.1, 0.2, 0.3], staleness=[False, True])
+    own: dict[str, list[Any]] = {"lr": [0.1], "server_lr": [0.1, 0.2, 0.3], "staleness": [False, True]}
+    with pytest.raises(
+        ValueError, match="2 learning rates, and 6 combinations of lr, server_lr, staleness for fedbuff"
+    ):
+        Tuning(lr=[0.1, 0.2], own={"fedbuff": own})
+    with pytest.raises(ValueError, match="has a grid for fedbuf; known are quafl, fedavg"):
+        Tuning(lr=[0.1], own={"fedbuf": {"lr": [0.1]}})
 
 
 def test_fedbuffs_grid_has_its_rates_and_its_staleness() -> None:

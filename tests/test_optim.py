@@ -7,9 +7,10 @@ import pytest
 import torch
 from worlds import world
 
-from quafl.core import FedAvg, adam, cosine, linear, momentum, sgd
-from quafl.core.client import local_step, newcomer
-from quafl.core.seams import ClientState, Optimizer
+from quafl.core import FedAvg, QuAFL, adam, cosine, linear, momentum, sgd
+from quafl.core.client import local_step, newcomers
+from quafl.core.quafl import Client
+from quafl.core.seams import Optimizer
 from quafl.tasks import Quadratic
 
 PAIRS: dict[str, tuple[Optimizer, Callable[[list[torch.Tensor]], torch.optim.Optimizer]]] = {
@@ -65,7 +66,7 @@ def test_schedules_are_lines_or_half_a_cosine() -> None:
 
 def test_a_client_steps_by_the_schedule_at_the_round_it_heard_last() -> None:
     task = Quadratic(torch.ones(1), torch.zeros(1, 1), start=torch.ones(1))
-    client = newcomer(*task.initial(), sgd(0.5))
+    client = newcomers(FedAvg(), *task.initial(), torch.ones(()))
     optimizer = sgd(0.5, linear([(0, 1.0), (10, 0.0)]))
     for heard, progress in (0, 0.5), (5, 0.25), (10, 0.0):
         stepped = local_step(replace(client, round=torch.tensor(heard)), task, task.batch(0, 0), optimizer)
@@ -90,7 +91,9 @@ def test_rates_that_are_none_are_refused(wrong: Callable[[], Optimizer]) -> None
 
 
 def test_rows_survive_as_plain_trees() -> None:
-    client = ClientState.stack([newcomer(torch.arange(3.0), torch.ones(2), adam(0.1))] * 2)
-    again = ClientState.from_tree(client.tree())
+    plain = newcomers(QuAFL(), torch.arange(3.0), torch.ones(2), torch.ones(2))
+    client = replace(plain, optimizer=adam(0.1).init(plain.base))
+    again = Client.from_tree(client.tree())
     assert torch.equal(again.base, client.base)
+    assert torch.equal(again.contacts, client.contacts)
     assert len(again.optimizer) == 3

@@ -1,7 +1,7 @@
 """QuAFL does what Algorithm 1 says."""
 
 from dataclasses import replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from math import inf, isnan
 
 import pytest
@@ -9,11 +9,14 @@ import torch
 from torch import Tensor
 from worlds import NEVER, World, steady, world
 
-from quafl.codec import Lattice
-from quafl.core import QuAFL, sgd
-from quafl.core.client import newcomer
-from quafl.core.seams import ClientState, Note
+from quafl.codec import Identity, Lattice
+from quafl.core import QuAFL
+from quafl.core.client import newcomers
+from quafl.core.conversation import Clients, Look, Sleep, Tell
+from quafl.core.quafl import Client, Down, Server
 from quafl.record.diagnostics import mean_model, potential
+from quafl.sim.link import Link
+from quafl.sim.piecewise import Piecewise
 from quafl.sim.speeds import Constant
 from quafl.tasks import Quadratic
 
@@ -45,7 +48,7 @@ def test_contact_preserves_the_mean_in_expectation_when_quantized() -> None:
     for seed in range(300):
         w = world(still(4), 4, QuAFL(sampled=2), codec=Lattice(bits=3), speeds=NEVER, seed=seed)
         w.scatter(scattered(4, 0.1))
-        start = replace(w.start, distance=0.1 * D**0.5)
+        start = replace(w.start, expected={"model": 0.1 * D**0.5})
         before = w.everybody(start).mean(dim=0)
         drifts.append(w.everybody(w.rounds(1, start)[0]).mean(dim=0) - before)
     drift = torch.stack(drifts)
@@ -58,17 +61,15 @@ def test_the_lattice_side_does_not_feed_on_its_own_noise() -> None:
     """With two bits the noise of a message is larger than the distance it was made for; measured distances without it
     shrink as the models come together."""
     w = world(still(8), 8, QuAFL(sampled=4), codec=Lattice(bits=2), speeds=NEVER)
-    states = w.rounds(40, replace(w.start, distance=1.0))
-    assert states[-1].distance < 0.01
+    states = w.rounds(40, replace(w.start, expected={"model": 1.0}))
+    assert states[-1].expected["model"] < 0.01
 
 
 def test_contact_without_progress_never_raises_the_potential() -> None:
     w = world(still(8), 8, QuAFL(sampled=3), speeds=NEVER)
     w.scatter(scattered(8))
     levels = [potential(w.start.model, w.bases())]
-    states = w.algorithm.rounds(w.start, w.fleet, w.codecs, w.clock, w.rng)
-    for _ in range(30):
-        levels.append(potential(next(states).model, w.bases()))
+    levels += [potential(state.model, w.bases()) for state in islice(w.states(), 30)]
     assert all(later <= earlier + 1e-5 for earlier, later in pairwise(levels))
     assert levels[-1] < 0.05 * levels[0]
 
@@ -105,13 +106,24 @@ def test_averaging_can_be_weakened_at_either_end(
     assert w.bases().flatten().tolist() == pytest.approx(bases)
 
 
-def client(*, expected_steps: float, contacts: int) -> ClientState:
-    fresh = ClientState.stack([newcomer(torch.tensor([10.0]), torch.empty(0), sgd(0.1))])
+def client(*, expected_steps: float, contacts: int, statistics: Tensor | None = None) -> Client:
+    """Its base is 10, its progress 4, after two steps."""
+    buffers = torch.empty(0) if statistics is None else statistics
+    fresh: Client = newcomers(QuAFL(), torch.tensor([10.0]), buffers, torch.ones(1))
     return replace(
         fresh,
         progress=torch.tensor([[4.0]]),
+        taken=torch.tensor([2]),
         expected_steps=torch.tensor([expected_steps]),
         contacts=torch.tensor([contacts]),
+    )
+
+
+def message(model: float, slowest: float, statistics: Tensor | None = None) -> Down:
+    return Down(
+        model=torch.tensor([model]),
+        statistics=torch.empty(0) if statistics is None else statistics,
+        slowest=torch.tensor(slowest),
     )
 
 
@@ -128,13 +140,13 @@ def client(*, expected_steps: float, contacts: int) -> ClientState:
 def test_fast_clients_are_damped_by_the_slowest_speed_over_their_own(
     weighted: bool, contacts: int, slowest: float, report: float
 ) -> None:
-    note = Note(round=0, sampled=3, slowest=slowest)
-    state = client(expected_steps=2.0, contacts=contacts)
-    algorithm = QuAFL(sampled=3, weighted=weighted)
-    assert algorithm.report(state, note).item() == report
-    adopted = algorithm.adopt(state, torch.tensor([[2.0]]), torch.empty(1, 0), note)
+    algorithm, down = QuAFL(sampled=3, weighted=weighted), message(2.0, slowest)
+    stopped = algorithm.hear(client(expected_steps=2.0, contacts=contacts), down)
+    assert stopped.budget.item() == stopped.taken.item() == 2  # it answers at once
+    said, adopted = algorithm.answer(stopped, down)
+    assert said.report.item() == report
     assert adopted.base.item() == pytest.approx(2 / 4 + 3 / 4 * report)
-    assert (adopted.progress.item(), adopted.taken.item()) == (0.0, 0)
+    assert (adopted.progress.item(), adopted.taken.item(), adopted.budget.item()) == (0.0, 0, algorithm.local_steps)
 
 
 def test_slowest_speed_is_the_least_mean_of_steps_and_never_below_its_floor() -> None:
@@ -145,8 +157,19 @@ def test_slowest_speed_is_the_least_mean_of_steps_and_never_below_its_floor() ->
             Quadratic(torch.ones(1), torch.zeros(3, 1)), 3, algorithm, speeds=Constant(steady(torch.tensor(times)))
         )
         state = w.rounds(6)[-1]
-        assert state.extra["speeds"].tolist() == pytest.approx([4.0, 2.0, 2.0 if slowest == 2.0 else 0.0])
-        assert algorithm._slowest(state.extra["speeds"], w.fleet) == pytest.approx(slowest)
+        assert state.speeds.tolist() == pytest.approx([4.0, 2.0, 2.0 if slowest == 2.0 else 0.0])
+        assert told(w, state) == pytest.approx(slowest)
+
+
+def told(w: World, state: Server) -> float:
+    """H_min, in the next message."""
+    wants = w.algorithm.round(state, w.rng)
+    assert next(wants) == Sleep(w.algorithm.wait)
+    assert wants.send(None) == Look()
+    tell = wants.send(Clients(torch.arange(3), 3, 0.0))
+    assert isinstance(tell, Tell)
+    assert isinstance(tell.down, Down)
+    return tell.down.slowest.item()
 
 
 def test_a_round_that_nobody_answers_changes_nothing() -> None:
@@ -197,8 +220,8 @@ def test_a_yielded_state_is_all_the_server_needs_to_go_on() -> None:
     straight = fresh().rounds(30)
     w = fresh()
     first = w.rounds(20)
-    assert not first[-1].extra["speeds"].isnan().all()
-    resumed = first + w.rounds(10, first[-1])  # a new iterator, from the last state alone
+    assert not first[-1].speeds.isnan().all()
+    resumed = first + w.rounds(10, first[-1])  # from the last state alone
     assert all(torch.equal(a.model, b.model) for a, b in zip(straight, resumed, strict=True))
 
 
@@ -215,14 +238,14 @@ def test_the_server_expects_the_distances_measured_and_its_own_step() -> None:
     w.scatter(torch.stack((torch.full((D,), 3.0), torch.full((D,), 4.0))))
     state = w.rounds(1)[0]
     measured, step = (9 + 16) * D / 2, (7 / 3) ** 2 * D
-    assert state.distance == pytest.approx((measured + step) ** 0.5)
+    assert state.expected["model"] == pytest.approx((measured + step) ** 0.5)
 
 
 def test_a_speed_is_told_after_five_contacts() -> None:
     w = world(Quadratic(torch.ones(1), torch.zeros(1, 1)), 1, QuAFL(sampled=1, weighted=True, wait=2.0))
-    told = [state.extra["speeds"].item() for state in w.rounds(6)]
-    assert [isnan(speed) for speed in told] == [True] * 4 + [False] * 2
-    assert told[-1] == 2.0
+    speeds = [state.speeds.item() for state in w.rounds(6)]
+    assert [isnan(speed) for speed in speeds] == [True] * 4 + [False] * 2
+    assert speeds[-1] == 2.0
 
 
 def test_steps_go_on_with_new_batches_after_a_contact() -> None:
@@ -238,10 +261,21 @@ def test_steps_go_on_with_new_batches_after_a_contact() -> None:
 
 
 def test_buffers_are_averaged_like_models_and_never_damped() -> None:
-    state = replace(client(expected_steps=2.0, contacts=9), buffers=torch.tensor([[8.0]]))
-    note = Note(round=0, sampled=3, slowest=1.0)
-    adopted = QuAFL(sampled=3, weighted=True).adopt(state, torch.tensor([[2.0]]), torch.tensor([[4.0]]), note)
+    state = client(expected_steps=2.0, contacts=9, statistics=torch.tensor([8.0]))
+    said, adopted = QuAFL(sampled=3, weighted=True).answer(state, message(2.0, 1.0, torch.tensor([4.0])))
+    assert said.report.item() == 8.0  # η_i = 1/2
+    assert said.statistics.item() == 8.0
     assert adopted.buffers.item() == 4 / 4 + 3 / 4 * 8
+
+
+def test_a_client_whose_answer_was_not_applied_goes_back_to_it_and_the_mean_of_all_models_stays() -> None:
+    """The server at 2 and the client at Y^i = 6: it adopts 2/4 + 3/4·6, and the server does not move."""
+    algorithm, down = QuAFL(sampled=3), message(2.0, inf, torch.tensor([4.0]))
+    said, adopted = algorithm.answer(client(expected_steps=2.0, contacts=9, statistics=torch.tensor([8.0])), down)
+    stepped = replace(adopted, progress=torch.tensor([[0.5]]))
+    back = algorithm.lost(stepped, said)
+    assert (adopted.base.item(), back.base.item(), back.buffers.item()) == (5.0, 6.0, 8.0)
+    assert back.progress.item() == 0.5  # what it has done since is its own
 
 
 def test_quafl_finds_the_minimum_of_heterogeneous_quadratics() -> None:
@@ -250,3 +284,18 @@ def test_quafl_finds_the_minimum_of_heterogeneous_quadratics() -> None:
     state = w.rounds(400)[-1]
     everybody = mean_model(state.model, w.bases())
     assert (everybody - task.minimum).norm() < 0.1 * task.minimum.norm()
+
+
+def test_a_client_whose_answer_came_too_late_goes_back_to_it() -> None:
+    """The server is at 0, the client at 4. Its octets take 40 at first, the server waits for 10: the client has moved
+    to (0 + 4)/2 for nothing. It hears so with the next contact, answers 4 once more, and the mean is 2 again."""
+    slow = Piecewise.of([[(0.0, 1.0 / 40), (30.0, 1e9)]])
+    octets = Identity().encode(torch.zeros(D)).nbytes
+    link = Link(0.0, down=Piecewise.steady(torch.tensor([1e9])), up=Piecewise(slow.times, slow.values * octets))
+    w = world(still(1), 1, QuAFL(sampled=1, patience=10.0), speeds=NEVER, link=link)
+    w.scatter(torch.full((1, D), 4.0))
+    states = w.rounds(6)
+    assert w.fleet.totals.lost >= 1
+    assert states[0].model[0] == 0
+    torch.testing.assert_close(w.everybody(states[-1]).mean(dim=0), torch.full((D,), 2.0))
+    assert states[-1].model[0] == 2

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from quafl.core import SCAFFOLD, Defence, FedAsync
 from quafl.settings.base import SettingsError
 from quafl.settings.reading import builtin, load
 
@@ -20,7 +21,29 @@ from quafl.settings.reading import builtin, load
         ("algorithm.sampled=2.5", "algorithm.sampled = 2.5: must be a valid integer"),
         ("algorithm.weighted=1", "algorithm.weighted = 1: must be a valid boolean"),
         ("algorithm.server_averaging=2", "algorithm.server_averaging = 2: must be less than or equal to 1"),
-        ("algorithm.name=sgd", "algorithm.name = 'sgd': must be one of 'quafl', 'fedavg', 'fedbuff', 'fednova'"),
+        (
+            "algorithm.name=sgd",
+            "algorithm.name = 'sgd': must be one of 'quafl', 'fedavg', 'fedbuff', 'fednova', 'scaffold', 'fedasync'",
+        ),
+        ("algorithm={name='scaffold',server_lr=0}", "algorithm.server_lr = 0: must be greater than 0"),
+        ("algorithm={name='scaffold',optimizer='adam'}", "algorithm.optimizer = 'adam': must be 'sgd'"),
+        (
+            "algorithm={name='scaffold',schedule={name='cosine',rounds=9}}",
+            "algorithm.schedule = {'name': 'cosine', 'rounds': 9}: must be left out here",
+        ),
+        (
+            "algorithm={name='scaffold',mixing=0.5}",
+            "unknown key algorithm.mixing = 0.5; allowed here: sampled, local_steps, lr, optimizer",
+        ),
+        ("algorithm={name='fedasync',mixing=0}", "algorithm.mixing = 0: must be greater than 0"),
+        ("algorithm={name='fedasync',mixing=1.5}", "algorithm.mixing = 1.5: must be less than or equal to 1"),
+        ("algorithm={name='fedasync',staleness=-1}", "algorithm.staleness = -1: must be greater than or equal to 0"),
+        ("algorithm={name='fedasync',staleness=true}", "algorithm.staleness = True: must be a valid number"),
+        ("algorithm={name='fedasync',proximity=inf}", "algorithm.proximity = inf: must be a finite number"),
+        (
+            "algorithm={name='fedasync',weighted=true}",
+            "unknown key algorithm.weighted = True; allowed here: sampled, local_steps, lr, optimizer",
+        ),
         ("algorithm.schedule={name='step'}", "algorithm.schedule.name = 'step': must be one of 'linear', 'cosine'"),
         (
             "algorithm.schedule={name='cosine',rounds=9,flor=1}",
@@ -90,6 +113,35 @@ def test_schedules_and_changes_are_written_as_the_documentation_has_them(tmp_pat
     assert optimizer.factor(torch.tensor([0, 50, 100, 9999])).tolist() == pytest.approx([0.1, 0.55, 1.0, 0.0])
     (tmp_path / "again.toml").write_text(settings.to_toml(), encoding="utf-8")
     assert load(str(tmp_path / "again.toml")) == [settings]
+
+
+def test_scaffold_and_its_clients_have_the_same_learning_rate(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(
+        "[algorithm]\nname = 'scaffold'\nsampled = 3\nlocal_steps = 4\nlr = 0.25\nserver_lr = 0.5\npatience = 90.0\n"
+    )
+    (settings,) = load(str(tmp_path / "mine.toml"))
+    built = settings.algorithm.build(Defence(clip=3.0))
+    assert built == SCAFFOLD(3, 4, lr=0.25, server_lr=0.5, patience=90.0, defence=Defence(clip=3.0))
+    displacement, _ = settings.algorithm.build_optimizer().update(torch.ones(2), ())
+    assert displacement.tolist() == [0.25, 0.25]
+
+
+def test_fedasync_has_its_mixing_staleness_and_proximity(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(
+        "[algorithm]\nname = 'fedasync'\nmixing = 0.9\nstaleness = 1.0\nproximity = 0.01\noptimizer = 'adam'\n"
+    )
+    (settings,) = load(str(tmp_path / "mine.toml"))
+    assert settings.algorithm.build() == FedAsync(mixing=0.9, staleness=1.0, proximity=0.01)
+
+
+@pytest.mark.parametrize("name", ["quafl", "fedavg", "fedbuff", "fednova", "scaffold", "fedasync"])
+def test_every_algorithm_runs_from_its_name_and_its_complete_settings_load_again(tmp_path: Path, name: str) -> None:
+    (tmp_path / "mine.toml").write_text(f"[algorithm]\nname = '{name}'\n[run]\nuntil = 200.0\nevery = 100.0\n")
+    (settings,) = load(str(tmp_path / "mine.toml"))
+    (tmp_path / "again.toml").write_text(settings.to_toml(), encoding="utf-8")
+    assert load(str(tmp_path / "again.toml")) == [settings]
+    _, run = settings.simulation(0)
+    assert [row for row in run if row][-1]["local_steps"] > 0
 
 
 def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:

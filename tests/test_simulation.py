@@ -1,5 +1,7 @@
 """The simulated world: virtual time, fast and slow clients, FedAvg and the Baseline in it, determinism."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -7,9 +9,10 @@ from worlds import NEVER, steady, world
 
 import quafl
 from quafl.codec import QSGD, Identity, Lattice, wire
-from quafl.core import FedAvg, QuAFL
+from quafl.codec.coders import coders_for
+from quafl.codec.seams import HEADER_BYTES, Codec, Codecs
+from quafl.core import SCAFFOLD, FedAvg, QuAFL
 from quafl.core.randomness import Generators
-from quafl.core.seams import HEADER_BYTES, Codecs
 from quafl.sim.clock import VirtualClock
 from quafl.sim.speeds import Constant, Exponential, fast_and_slow
 from quafl.tasks import Quadratic, Supervised, digits, partition
@@ -152,17 +155,20 @@ def test_a_horizon_that_is_none_is_refused(until: float) -> None:
 
 @pytest.mark.parametrize("wrong", [{"sampled": 0}, {"local_steps": 0}])
 @pytest.mark.parametrize("algorithm", [QuAFL, FedAvg])
-def test_counts_below_one_are_refused(algorithm: type[QuAFL] | type[FedAvg], wrong: dict[str, int]) -> None:
+def test_counts_below_one_are_refused(algorithm: type[QuAFL] | type[FedAvg], wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="is 0, must be a whole number, at least 1"):
         algorithm(**wrong)
 
 
 def test_the_interaction_time_shrinks_with_the_bits() -> None:
     def latency(bits: int) -> float:
-        codec = Identity() if bits == 32 else Lattice(bits=bits)
-        return quafl.World().link(20, Codecs(up=codec, down=codec)).latency
+        codec: Codec = Identity() if bits == 32 else Lattice(bits=bits)
+        return quafl.World().link(20, coders_for(QuAFL(), codec)).latency
 
     assert (latency(32), latency(14), latency(4)) == (10.0, 10 * 14 / 32, 1.25)
+    uneven = coders_for(QuAFL(), Codecs(up=Lattice(bits=2), down=Lattice(bits=6)))
+    assert quafl.World().link(20, uneven).latency == 1.25  # of the mean of the two directions
+    assert quafl.World().link(20, coders_for(SCAFFOLD(), Identity())).latency == 20.0  # two vectors each way
 
 
 def test_the_baseline_is_gradient_descent_at_the_speed_of_one_slow_node() -> None:

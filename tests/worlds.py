@@ -1,20 +1,25 @@
 """Small worlds to try algorithms in."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from quafl.codec import Identity
-from quafl.codec.directions import codecs_for
+from quafl.codec.coders import Coders, coders_for
+from quafl.codec.seams import Codec, Codecs
 from quafl.core import sgd
+from quafl.core.conversation import Replies
 from quafl.core.randomness import Generators
-from quafl.core.seams import Algorithm, Codec, Codecs, Optimizer, ServerState, Speeds, Task
+from quafl.core.seams import Algorithm, Optimizer, ServerState, Task
 from quafl.sim.clock import VirtualClock
 from quafl.sim.fleet import SimulatedFleet
 from quafl.sim.link import Link
 from quafl.sim.piecewise import Piecewise
-from quafl.sim.speeds import Constant
+from quafl.sim.speeds import Constant, Speeds
 
 NEVER = 1e9  # a step time that no run lives to see
 
@@ -24,21 +29,44 @@ def steady(times: Tensor) -> Piecewise:
     return Piecewise.steady(1 / times.double())
 
 
+class Listened(SimulatedFleet):
+    """Remembers what it has received."""
+
+    came: list[Replies]
+
+    def receive(self, count: int, within: float, since: int) -> Replies:
+        replies = super().receive(count, within, since)
+        self.came.append(replies)
+        return replies
+
+
 @dataclass
 class World:
     algorithm: Algorithm
-    codecs: Codecs
+    coders: Coders
     clock: VirtualClock
     rng: Generators
-    fleet: SimulatedFleet
-    start: ServerState
+    fleet: Listened
+    start: Any  # the algorithm's ServerState
 
-    def rounds(self, count: int, state: ServerState | None = None) -> list[ServerState]:
-        states = self.algorithm.rounds(state or self.start, self.fleet, self.codecs, self.clock, self.rng)
-        return [next(states) for _ in range(count)]
+    @property
+    def came(self) -> list[Replies]:
+        """All that clients have said, decoded."""
+        return self.fleet.came
+
+    def states(self, state: ServerState | None = None) -> Iterator[Any]:
+        """The server after each round, without end."""
+        state = state or self.start
+        while True:
+            state = self.fleet.run(self.algorithm.round(state, self.rng))
+            yield state
+
+    def rounds(self, count: int, state: ServerState | None = None) -> list[Any]:
+        return list(islice(self.states(state), count))
 
     def bases(self) -> Tensor:
-        return self.fleet.clients.everybody().base
+        bases: Tensor = self.fleet.clients.everybody().base
+        return bases
 
     def scatter(self, bases: Tensor) -> None:
         clients = self.fleet.clients
@@ -53,7 +81,7 @@ def world(
     size: int,
     algorithm: Algorithm,
     *,
-    codec: Codec | None = None,
+    codec: Codec | Codecs | None = None,
     lr: float = 0.1,
     optimizer: Optimizer | None = None,
     speeds: Speeds | float = 1.0,
@@ -62,21 +90,24 @@ def world(
     limited: bool = True,
     unreachable: float = 0.0,
     seed: int = 0,
+    **more: Any,
 ) -> World:
-    codecs = codecs_for(algorithm, codec or Identity())
+    coders = coders_for(algorithm, codec or Identity())
     rng, clock = Generators(seed), VirtualClock()
     if isinstance(speeds, float):
         speeds = Constant(steady(torch.full((size,), speeds)))
-    fleet = SimulatedFleet(
+    fleet = Listened(
         task,
         optimizer or sgd(lr),
         algorithm,
-        codecs,
+        coders,
         clock,
         speeds,
         rng,
         link=link or Link(latency),
         limited=limited,
         unreachable=unreachable,
+        **more,
     )
-    return World(algorithm, codecs, clock, rng, fleet, ServerState(*task.initial()))
+    fleet.came = []
+    return World(algorithm, coders, clock, rng, fleet, algorithm.start(*task.initial()))

@@ -10,15 +10,30 @@ from quafl.version import __version__
 
 if TYPE_CHECKING:
     from quafl.codec import QSGD, Identity, Lattice
-    from quafl.core import Defence, FedAvg, FedBuff, FedNova, QuAFL, adam, cosine, linear, momentum, sgd
+    from quafl.core import (
+        SCAFFOLD,
+        Defence,
+        FedAsync,
+        FedAvg,
+        FedBuff,
+        FedNova,
+        QuAFL,
+        adam,
+        cosine,
+        linear,
+        momentum,
+        sgd,
+    )
     from quafl.sim import Absence, Change, Plan, Result, Simulation, World, simulate
     from quafl.tasks.local import Local
 
 __all__ = [
     "QSGD",
+    "SCAFFOLD",
     "Absence",
     "Change",
     "Defence",
+    "FedAsync",
     "FedAvg",
     "FedBuff",
     "FedNova",
@@ -40,7 +55,10 @@ __all__ = [
 ]
 _HOMES = {
     "quafl.codec": ("QSGD", "Identity", "Lattice"),
-    "quafl.core": ("Defence", "FedAvg", "FedBuff", "FedNova", "QuAFL", "adam", "cosine", "linear", "momentum", "sgd"),
+    "quafl.core": (
+        *("SCAFFOLD", "Defence", "FedAsync", "FedAvg", "FedBuff", "FedNova", "QuAFL"),
+        *("adam", "cosine", "linear", "momentum", "sgd"),
+    ),
     "quafl.sim": ("Absence", "Change", "Plan", "Result", "Simulation", "World", "simulate"),
     "quafl.tasks.local": ("Local",),
 }

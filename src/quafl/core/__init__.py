@@ -1,10 +1,25 @@
-"""Algorithms, both sides, free of I/O. Imports torch alone."""
+"""Algorithms, both sides, free of input and output. Imports torch alone."""
 
 from quafl.core.defence import Defence
+from quafl.core.fedasync import FedAsync
 from quafl.core.fedavg import FedAvg
 from quafl.core.fedbuff import FedBuff
 from quafl.core.fednova import FedNova
 from quafl.core.optim import adam, cosine, linear, momentum, sgd
 from quafl.core.quafl import QuAFL
+from quafl.core.scaffold import SCAFFOLD
 
-__all__ = ["Defence", "FedAvg", "FedBuff", "FedNova", "QuAFL", "adam", "cosine", "linear", "momentum", "sgd"]
+__all__ = [
+    "SCAFFOLD",
+    "Defence",
+    "FedAsync",
+    "FedAvg",
+    "FedBuff",
+    "FedNova",
+    "QuAFL",
+    "adam",
+    "cosine",
+    "linear",
+    "momentum",
+    "sgd",
+]

@@ -8,15 +8,16 @@ over clients, which a minority cannot move; the speed that counts for all is a q
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from quafl.core.rows import Rows, distance, piecewise
-from quafl.core.seams import Buffers, Ids, Model, ServerState
+from quafl.core.messages import Buffers, Model
+from quafl.core.pieces import distance, in_pieces
+from quafl.core.seams import Ids, ServerState
 
-RECENT = 32  # different clients, those heard last, that have a vote
+VOTERS = 32  # different clients, those heard last, that have a vote
 QUORUM = 5  # votes, without which two liars who come first would say what is usual
 MOVED = 2.0**-17  # of ‖X_t‖: less may be rounding, says nothing about what is usual, and does no harm
 LIARS = 10  # one in so many voters, and two in any case, may lie about a sign
@@ -24,21 +25,28 @@ ITERATIONS = 16  # of Weiszfeld's
 CHUNK = 2**18  # coordinates
 
 
-@dataclass(frozen=True, slots=True)
-class Heard(Rows):
-    """What clients have said that the server computes with, a row per reply."""
+class Reports(Protocol):
+    """What clients have said, a row per reply."""
 
-    senders: Ids
-    vectors: Model  # decoded
-    statistics: Buffers
-    distances: Tensor  # that the clients have measured
+    @property
+    def senders(self) -> Ids:
+        """Whose it is."""
+
+    @property
+    def up(self) -> Any:
+        """A Message, decoded."""
+
+    @property
+    def distances(self) -> Mapping[str, Tensor]:
+        """That the clients have measured, by the vector that they are about."""
 
 
 class Held(NamedTuple):
     """The same, within bounds."""
 
-    heard: Heard
-    votes: Mapping[str, Tensor]  # for the next state's `extra`
+    up: Any
+    distances: Mapping[str, Tensor]
+    votes: Mapping[str, Tensor]  # for the next state
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,18 +84,20 @@ class Defence:
         """Whether there is a bound at all."""
         return self.clip < inf
 
-    def hold(self, state: ServerState, heard: Heard, origin: Model, *, there: int, unit: Tensor | float = 1.0) -> Held:
+    def hold(
+        self, server: ServerState, heard: Reports, near: Mapping[str, Model], there: int, unit: Tensor | float = 1.0
+    ) -> Held:
         """What was heard, within bounds.
 
-        A displacement is (vector − origin)/unit, where the unit is one for all or a column. `there` is how many clients
-        the server sees, for `_usual`.
+        A displacement is (vector − what it is near to)/unit, where the unit is one for all or a column. `near` names
+        the vectors that are held. `there` is how many clients the server sees, for `_usual`.
         """
-        held = self._clipped(state, heard, origin, there, unit) if self.bounded else Held(heard, {})
+        held = self._clipped(server, heard, near, there, unit) if self.bounded else Held(heard.up, heard.distances, {})
         if self.mean == "mean" or not len(heard.senders):
             return held
-        vectors = self._robust(held.heard.vectors, origin, unit)
-        statistics = self._robust(held.heard.statistics, state.buffers, 1.0)
-        return held._replace(heard=replace(held.heard, vectors=vectors, statistics=statistics))
+        robust = {name: self._robust(getattr(held.up, name), origin, unit) for name, origin in near.items()}
+        statistics = self._robust(held.up.statistics, server.buffers, 1.0)
+        return held._replace(up=replace(held.up, statistics=statistics, **robust))
 
     def slowest(self, speeds: Tensor) -> float:
         """H_min: of n speeds, the one with int(share·n) below it; if n ≥ 4 and the share is not 0, at least one."""
@@ -97,20 +107,31 @@ class Defence:
 
     # Clipping
 
-    def _clipped(self, state: ServerState, heard: Heard, origin: Model, there: int, unit: Tensor | float) -> Held:
-        away = distance(heard.vectors, origin).cpu() / torch.as_tensor(unit).cpu().reshape(-1)
-        told = heard.distances.where(heard.distances.isfinite(), 0.0)
-        statistics = heard.statistics.where(heard.statistics.isfinite(), state.buffers)
-        votes = _counted(state.extra, heard.senders, {"norms": away, "distances": told, "statistics": statistics})
-        least = MOVED * float(state.model.norm())
-        longest, farthest = (self._limit(votes[name], least, there) for name in ("norms", "distances"))
-        within = Heard(
-            senders=heard.senders,
-            vectors=_shortened(heard.vectors, origin, away, longest),
-            statistics=self._near(statistics, state.buffers, votes["statistics"], there),
-            distances=told.clamp(max=farthest),
+    def _clipped(
+        self, server: ServerState, heard: Reports, near: Mapping[str, Model], there: int, unit: Tensor | float
+    ) -> Held:
+        column = torch.as_tensor(unit).cpu().reshape(-1)
+        norms = {name: distance(getattr(heard.up, name), origin).cpu() / column for name, origin in near.items()}
+        told = {name: far.where(far.isfinite(), 0.0) for name, far in heard.distances.items()}
+        statistics = heard.up.statistics.where(heard.up.statistics.isfinite(), server.buffers)
+        now = {f"norm of {name}": away for name, away in norms.items()}
+        now |= {f"distance of {name}": far for name, far in told.items()}
+        votes = _counted(server.votes, heard.senders, {**now, "statistics": statistics})
+        least = MOVED * float(server.model.norm())
+        longest = {name: self._limit(votes[name], least, there) for name in now}
+        clipped = {
+            name: _shortened(getattr(heard.up, name), origin, norms[name], longest[f"norm of {name}"])
+            for name, origin in near.items()
+        }
+        return Held(
+            up=replace(
+                heard.up,
+                statistics=self._near(statistics, server.buffers, votes["statistics"], there),
+                **clipped,
+            ),
+            distances={name: far.clamp(max=longest[f"distance of {name}"]) for name, far in told.items()},
+            votes=votes,
         )
-        return Held(within, votes)
 
     def _limit(self, votes: Tensor, least: float, there: int) -> float:
         """clip times the usual, at least what is no movement at all."""
@@ -144,7 +165,7 @@ class Defence:
             def mean(displacements: Tensor) -> Tensor:
                 return displacements.sort(dim=0).values[cut : len(displacements) - cut].mean(dim=0)
 
-        moved = piecewise(lambda rows, origin: origin + mean((rows - origin) / unit), vectors, origin)
+        moved = in_pieces(lambda rows, origin: origin + mean((rows - origin) / unit), vectors, origin)
         if isinstance(unit, Tensor):
             return origin + unit * (moved - origin)
         return moved.expand_as(vectors)
@@ -157,7 +178,7 @@ def _counted(kept: Mapping[str, Tensor], senders: Ids, told: Mapping[str, Tensor
     """The votes with this round's: of each client the last, of the clients those heard last."""
     last = {client: row for row, client in enumerate(senders.tolist())}
     old = [row for row, client in enumerate(kept["voters"].tolist()) if client not in last] if "voters" in kept else []
-    most = max(RECENT, len(last))
+    most = max(VOTERS, len(last))
     votes = {"voters": senders, **told}
     return {
         name: torch.cat((kept.get(name, rows).to(rows.device)[old], rows[list(last.values())]))[-most:]

@@ -4,20 +4,54 @@ All clients train all the time. One that has finished sends how far it has come 
 current model; the server moves whenever its buffer is full.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from math import inf
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from quafl.core.client import rebase
-from quafl.core.defence import NO_DEFENCE, Defence, Heard
+from quafl.core.client import begin
+from quafl.core.conversation import Replies, Round
+from quafl.core.defence import NO_DEFENCE, Defence
+from quafl.core.messages import Buffers, Message, Model, own, vector
+from quafl.core.pieces import zeros
 from quafl.core.randomness import Generators
-from quafl.core.rows import lengthened
-from quafl.core.seams import Buffers, ClientState, Clock, Codecs, Counts, Fleet, Ids, Model, Note, Replies, ServerState
-from quafl.core.server import check_settings, tell
+from quafl.core.seams import ClientState, Ids, Records, ServerState
+from quafl.core.server import Turn, check_settings, next_arrival, proceed
+from quafl.core.structs import Struct
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Down(Message):
+    """Server to client."""
+
+    model: Model = vector(near=own("base"), compressed=False)  # w^t; the paper compresses the way up alone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Up(Message):
+    """Client to server."""
+
+    displacement: Model = vector(near=None)  # Δ_i
+
+
+@dataclass(frozen=True, slots=True)
+class Buffered(Struct):
+    """What waits in the buffer, a row per place."""
+
+    senders: Ids
+    up: Up  # with s(τ_i) Δ_i
+    distances: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server(ServerState):
+    """w^t is `model`."""
+
+    buffer: Buffered | None = None
+    asked: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.float64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +65,9 @@ class FedBuff:
     patience: float = inf  # after which a silent client is sent the model once more, and starts anew
     defence: Defence = NO_DEFENCE
 
-    answers: ClassVar[Literal["at once", "when done"]] = "when done"
+    records: ClassVar = Records(ClientState, Server, Down, Up)
     wait: ClassVar[float] = 0.0
-    compressed: ClassVar[Literal["both ways", "uplink"]] = "uplink"
+    direction: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         check_settings(self.sampled, self.local_steps, self.patience)
@@ -42,93 +76,74 @@ class FedBuff:
 
     # At the server
 
-    def budget(self, speed: Tensor) -> Counts:
-        """K, whoever it is."""
-        return torch.full(speed.shape, self.local_steps)
+    def start(self, model: Model, buffers: Buffers) -> Server:
+        """w^0, with an empty buffer."""
+        return Server(model=model, buffers=buffers)
 
-    def rounds(
-        self, state: ServerState, fleet: Fleet, codecs: Codecs, clock: Clock, rng: Generators
-    ) -> Iterator[ServerState]:
-        """w^0, w^1, …: one state a round, from the one given on."""
-        asked = lengthened(state.extra.get("asked", torch.empty(0, dtype=torch.float64)), fleet.size, -inf)
-        buffer = _kept(state)
+    def round(self, server: Server, rng: Generators) -> Round[Server]:
+        """From w^t to w^{t+1}; to w^t, with what the buffer then has, if time has passed for nothing."""
+        kept = server.buffer
+        buffer = [] if kept is None else [kept[row : row + 1] for row in range(len(kept.senders))]
+        asked, down = server.asked, Down(model=server.model, statistics=server.buffers)
         while True:
-            available = fleet.available()
-            idle = _idle(asked, available, clock.now() - self.patience)
-            if len(idle):  # line 2: they start from the current w^t
-                tell(state, idle, fleet, codecs, rng, Note(round=state.round, sampled=self.sampled, slowest=inf))
-                asked = asked.index_fill(0, idle, clock.now())
-            replies = fleet.receive(1, within=self.patience, since=0)  # line 4
-            asked = asked.index_fill(0, replies.failed, -inf).index_fill(0, replies.senders, -inf)
-            if not len(replies.senders) and self.patience == inf:  # nobody will answer what they were sent
-                asked = torch.full_like(asked, -inf)
-            decoded = codecs.up.decode(replies.answer.packet, key=state.model, refine=replies.refine)
-            weighted = self._weights(state, replies).to(decoded.device) * decoded
-            heard = Heard(replies.senders, weighted, replies.answer.packet.exact, torch.zeros(len(decoded)))
-            buffer = self._put(buffer, heard)  # line 6
-            if len(buffer) >= self._places(len(available)):
-                state = self._applied(state, Heard.join(buffer), there=len(available))
-                buffer = []
-            if not buffer or not len(replies.senders):  # a round is over, or time has passed for nothing
-                state = replace(state, extra={**state.extra, "asked": asked, **_extra(buffer, heard)})
-                yield state
+            turn: Turn = yield from next_arrival(server, down, asked, self.patience)  # lines 2 and 4
+            asked, there = turn.asked, len(turn.clients.present)
+            buffer = self._put(buffer, self._weighed(server, turn.replies))  # line 6
+            if len(buffer) >= self._places(there):
+                return replace(self._applied(server, Buffered.join(buffer), there), asked=asked)
+            if not len(turn.replies.senders):
+                return replace(server, asked=asked, buffer=Buffered.join(buffer) if buffer else None)
 
     def _places(self, there: int) -> int:
         """In the buffer: s, but no more than there are clients where each has one place."""
         return max(1, min(self.sampled, there)) if self.defence.bounded else self.sampled
 
-    def _applied(self, state: ServerState, buffer: Heard, there: int) -> ServerState:
+    def _applied(self, server: Server, buffer: Buffered, there: int) -> Server:
         """w^{t+1} = w^t − η_g/s Σ s(τ_i) Δ_i, added up in order of arrival (lines 9-10)."""
-        held, votes = self.defence.hold(state, buffer, state.model.new_zeros(()).expand_as(state.model), there=there)
-        total = sum(held.vectors, torch.zeros_like(state.model))
-        statistics = sum(held.statistics, torch.zeros_like(state.buffers))
-        return ServerState(
-            model=state.model - self.server_lr / len(held.senders) * total,
-            buffers=statistics / len(held.senders),
-            round=state.round + 1,
-            extra=votes,
+        held = self.defence.hold(server, buffer, {"displacement": zeros(server.model)}, there)
+        total = sum(held.up.displacement, torch.zeros_like(server.model))
+        statistics = sum(held.up.statistics, torch.zeros_like(server.buffers))
+        return proceed(
+            server,
+            held.distances,
+            votes=held.votes,
+            model=server.model - self.server_lr / len(buffer.senders) * total,
+            buffers=statistics / len(buffer.senders),
+            buffer=None,
         )
 
-    def _put(self, buffer: list[Heard], heard: Heard) -> list[Heard]:
+    def _put(self, buffer: list[Buffered], new: Buffered) -> list[Buffered]:
         """A reply, if there is one, into the buffer. Where displacements are bounded, a client has one place: what it
         sends while it has one is added to it, or the fastest would fill the buffer by itself."""
-        mine = [row for row in buffer if self.defence.bounded and torch.equal(row.senders, heard.senders)]
+        mine = [row for row in buffer if self.defence.bounded and torch.equal(row.senders, new.senders)]
         if not mine:
-            return [*buffer, heard] if len(heard.senders) else buffer
-        both = replace(heard, vectors=mine[0].vectors + heard.vectors)
+            return [*buffer, new] if len(new.senders) else buffer
+        total = mine[0].up.displacement + new.up.displacement
+        both = replace(new, up=replace(new.up, displacement=total))
         return [both if row is mine[0] else row for row in buffer]
 
-    def _weights(self, state: ServerState, replies: Replies) -> Tensor:
-        """s(τ) = 1/√(1+τ), where τ is how many rounds ago the client started (section 3.2)."""
-        age = state.round - replies.answer.round
-        return (1 + age).float().rsqrt().unsqueeze(-1) if self.staleness else torch.ones(len(age), 1)
+    def _weighed(self, server: Server, replies: Replies) -> Buffered:
+        """With weight s(τ) = 1/√(1+τ), where τ is how many rounds ago the client started (section 3.2)."""
+        age = server.round - replies.round
+        weight = (1 + age).float().rsqrt().unsqueeze(-1) if self.staleness else torch.ones(len(age), 1)
+        weighed = weight.to(replies.up.displacement.device) * replies.up.displacement
+        return Buffered(replies.senders, replace(replies.up, displacement=weighed), replies.distances)
 
     # At the client
 
-    def report(self, client: ClientState, note: Note) -> Model:
-        """Δ_i = w^t − y_Q, what it started from less where it stands (Algorithm 2)."""
-        return client.progress
+    def newcomer(self, client: ClientState, speed: Tensor) -> ClientState:
+        """It does nothing before it is asked."""
+        return client
 
-    def adopt(self, client: ClientState, model: Model, buffers: Buffers, note: Note) -> ClientState:
-        """y_0 ← w^t."""
-        return rebase(client, model, buffers)
+    def hear(self, client: ClientState, down: Down) -> ClientState:
+        """y_0 ← w^t, and then K steps."""
+        return begin(client, down.model, down.statistics, self.local_steps)
 
+    def answer(self, client: ClientState, down: Down) -> tuple[Up, ClientState]:
+        """Δ_i = w^t − y_K, what it started from less where it stands (Algorithm 2)."""
+        up = Up(displacement=client.progress, statistics=client.buffers)
+        return up, begin(client, client.base, client.buffers, 0)
 
-def _kept(state: ServerState) -> list[Heard]:
-    """The buffer that a state was left with."""
-    if "senders" not in state.extra:
-        return []
-    senders, vectors, statistics = (state.extra[name] for name in ("senders", "buffer", "exact"))
-    rows = Heard(senders, vectors, statistics, torch.zeros(len(senders)))
-    return [rows[place : place + 1] for place in range(len(senders))]
-
-
-def _extra(buffer: list[Heard], empty: Heard) -> dict[str, Tensor]:
-    """The buffer, for `_kept`."""
-    rows = Heard.join(buffer) if buffer else empty[:0].each(torch.clone)  # not a view that keeps a whole row
-    return {"senders": rows.senders, "buffer": rows.vectors, "exact": rows.statistics}
-
-
-def _idle(asked: Tensor, available: Ids, before: float) -> Ids:
-    """Clients present that have nothing to do, as far as the server knows: never asked, answered, or silent since."""
-    return available[asked[available] <= before] if before > -inf else available[asked[available] == -inf]
+    def lost(self, client: ClientState, up: Up) -> ClientState:
+        """The next contact brings all that it needs."""
+        return client

@@ -4,19 +4,41 @@ Clients take different numbers of local steps; each one's displacement is divide
 that those who took more do not pull the model towards their own minimum.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from quafl.core.client import rebase
+from quafl.core.client import begin
+from quafl.core.conversation import Clients, Look, Replies, Round
 from quafl.core.defence import NO_DEFENCE, Defence
+from quafl.core.messages import Buffers, Message, Model, heard, own, vector
 from quafl.core.randomness import Generators
-from quafl.core.seams import Answer, Buffers, ClientState, Clock, Codecs, Counts, Fleet, Model, Note, ServerState
-from quafl.core.server import Exchange, check_settings, synchronous
+from quafl.core.seams import ClientState, Counts, Records, ServerState
+from quafl.core.server import check_settings, exchange, mean_or, proceed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Down(Message):
+    """Server to client."""
+
+    model: Model = vector(near=own("base"))  # x^(t,0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Up(Message):
+    """Client to server."""
+
+    model: Model = vector(near=heard("model"))  # x_i^(t,τ_i)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Client(ClientState):
+    """A client that knows how fast it is."""
+
+    pace: Counts  # τ_i
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,50 +51,62 @@ class FedNova:
     patience: float = inf  # how long the server waits for answers
     defence: Defence = NO_DEFENCE
 
-    answers: ClassVar[Literal["at once", "when done"]] = "when done"
+    records: ClassVar = Records(Client, ServerState, Down, Up)
     wait: ClassVar[float] = 0.0
-    compressed: ClassVar[Literal["both ways", "uplink"]] = "both ways"
+    direction: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         check_settings(self.sampled, self.local_steps, self.patience)
 
-    def budget(self, speed: Tensor) -> Counts:
-        """τ_i = max(1, round(K·speed))."""
-        return (self.local_steps * speed).round().clamp(min=1).to(torch.int64)
+    # At the server
 
-    def rounds(
-        self, state: ServerState, fleet: Fleet, codecs: Codecs, clock: Clock, rng: Generators
-    ) -> Iterator[ServerState]:
-        """x^(0,0), x^(1,0), …: one state a round, from the one given on."""
-        return synchronous(
-            state,
-            fleet,
-            codecs,
-            rng,
-            _normalised_mean,
-            sampled=self.sampled,
-            patience=self.patience,
-            defence=self.defence,
-            unit=_steps,
+    def start(self, model: Model, buffers: Buffers) -> ServerState:
+        """x^(0,0)."""
+        return ServerState(model=model, buffers=buffers)
+
+    def round(self, server: ServerState, rng: Generators) -> Round[ServerState]:
+        """From x^(t,0) to x^(t+1,0)."""
+        clients: Clients = yield Look()
+        down = Down(model=server.model, statistics=server.buffers)
+        replies = yield from exchange(server, down, clients, self.sampled, self.patience, rng)
+        held = self.defence.hold(server, replies, {"model": server.model}, len(clients.present), unit=_steps(replies))
+        return proceed(
+            server,
+            held.distances,
+            votes=held.votes,
+            model=_normalised_mean(server.model, held.up.model, _steps(replies)),
+            buffers=mean_or(server.buffers, held.up.statistics),
         )
 
-    def report(self, client: ClientState, note: Note) -> Model:
-        """x_i^(t,τ_i) after the local steps."""
-        return client.base - client.progress
+    # At the client
 
-    def adopt(self, client: ClientState, model: Model, buffers: Buffers, note: Note) -> ClientState:
-        """x_i^(t,0) ← x^(t,0)."""
-        return rebase(client, model, buffers)
+    def newcomer(self, client: ClientState, speed: Tensor) -> Client:
+        """τ_i = max(1, round(K·speed)). It does nothing before it is asked."""
+        return Client.extending(client, pace=(self.local_steps * speed).round().clamp(min=1).to(torch.int64))
+
+    def hear(self, client: Client, down: Down) -> Client:
+        """x_i^(t,0) ← x^(t,0), and then τ_i steps."""
+        return begin(client, down.model, down.statistics, client.pace)
+
+    def answer(self, client: Client, down: Down) -> tuple[Up, Client]:
+        """x_i^(t,τ_i); it stays where it began until it is asked again."""
+        up = Up(model=client.base - client.progress, statistics=client.buffers)
+        return up, begin(client, client.base, client.buffers, 0)
+
+    def lost(self, client: Client, up: Up) -> Client:
+        """The next contact brings all that it needs."""
+        return client
 
 
-def _normalised_mean(mine: Model, back: Exchange) -> Model:
+def _normalised_mean(mine: Model, theirs: Model, steps: Tensor) -> Model:
     """x^(t+1,0) = x^(t,0) − τ_eff Σ p_i η d_i with η d_i = (x^(t,0) − x_i^(t,τ_i))/τ_i, τ_eff = Σ p_i τ_i and p_i = 1/m
     (equations 5 and 7, with ‖a_i‖₁ = τ_i, which is local SGD's)."""
-    steps = _steps(back.replies.answer).to(mine.device)
-    directions = (mine - back.heard.vectors) / steps
+    if not len(theirs):
+        return mine
+    directions = (mine - theirs) / steps
     return mine - steps.float().mean() * directions.mean(dim=0)
 
 
-def _steps(answer: Answer) -> Tensor:
+def _steps(replies: Replies) -> Tensor:
     """τ_i, a column; one at least, whatever somebody says."""
-    return answer.steps.clamp(min=1).unsqueeze(-1).to(answer.packet.exact.device)
+    return replies.steps.clamp(min=1).unsqueeze(-1).to(replies.up.statistics.device)

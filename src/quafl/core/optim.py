@@ -8,7 +8,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from quafl.core.seams import Counts, Model, Optimizer, OptimizerState
+from quafl.core.messages import Model
+from quafl.core.seams import Counts, Optimizer, OptimizerState
 
 Schedule: TypeAlias = Callable[[Counts], Tensor]  # the server's round, as a client knows it -> factor of its lr
 

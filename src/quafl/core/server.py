@@ -1,24 +1,20 @@
-"""The server's part that algorithms share: one exchange with a sample of the clients, and rounds that wait for it."""
+"""The server's part that algorithms share."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Generator, Mapping
+from dataclasses import replace
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from quafl.core.defence import Defence, Heard
+from quafl.core.conversation import Await, Clients, Look, Replies, Tell, Want
+from quafl.core.messages import Message, Own
+from quafl.core.pieces import distance, lengthened
 from quafl.core.randomness import Generators
-from quafl.core.rows import distance
-from quafl.core.seams import Answer, Codecs, Fleet, Ids, Model, Note, Replies, ServerState
+from quafl.core.seams import Ids, ServerState
 
-
-class Exchange(NamedTuple):
-    """What came back, within the bounds of the defence."""
-
-    replies: Replies
-    heard: Heard  # of the replies; the vectors are Q(Y^i)
-    votes: Mapping[str, Tensor]  # of the defence, for the next state
+Server = TypeVar("Server", bound=ServerState)
 
 
 def check_settings(sampled: int, local_steps: int, patience: float) -> None:
@@ -30,75 +26,66 @@ def check_settings(sampled: int, local_steps: int, patience: float) -> None:
         raise ValueError(f"patience is {patience}, must be positive")
 
 
-def sample(available: Ids, count: int, rng: torch.Generator) -> Ids:
+def sample(present: Ids, count: int, rng: torch.Generator) -> Ids:
     """`count` clients uniformly at random, or all of them when there are no more."""
-    return available[torch.randperm(len(available), generator=rng)[:count]]
-
-
-def tell(state: ServerState, to: Ids, fleet: Fleet, codecs: Codecs, rng: Generators, note: Note) -> None:
-    """Enc(X_t) to those clients."""
-    packet = codecs.down.encode(state.model, rng["dither"], distance=state.distance, exact=state.buffers)
-    fleet.send(to, packet, note, lambda row, request: codecs.down.refine(state.model, request))
+    return present[torch.randperm(len(present), generator=rng)[:count]]
 
 
 def exchange(
-    state: ServerState,
-    fleet: Fleet,
-    codecs: Codecs,
-    rng: Generators,
-    note: Note,
-    patience: float,
-    defence: Defence,
-    unit: Callable[[Answer], Tensor | float] = lambda answer: 1.0,
-) -> Exchange:
-    """One contact with `note.sampled` clients (Algorithm 1, server, lines 2-6). `unit` is what the algorithm divides a
-    client's displacement by."""
-    available = fleet.available()
-    chosen = sample(available, note.sampled, rng["sampling"])  # line 2
-    tell(state, chosen, fleet, codecs, rng, note)  # lines 3-4
-    replies = fleet.receive(len(chosen), within=patience, since=note.round)  # line 5
-    decoded = codecs.up.decode(replies.answer.packet, key=state.model, refine=replies.refine)  # line 6
-    heard = Heard(replies.senders, decoded, replies.answer.packet.exact, replies.answer.distance)
-    return Exchange(replies, *defence.hold(state, heard, state.model, there=len(available), unit=unit(replies.answer)))
+    server: ServerState, down: Message, clients: Clients, sampled: int, patience: float, rng: Generators
+) -> Generator[Want, Any, Replies]:
+    """One exchange with a sample of the clients (Algorithm 1, server, lines 2-6)."""
+    chosen = sample(clients.present, sampled, rng["sampling"])  # line 2
+    yield Tell(chosen, down, server)  # lines 3-4
+    replies: Replies = yield Await(len(chosen), within=patience, since=server.round)  # lines 5-6
+    return replies
 
 
-def expected_distance(state: ServerState, heard: Heard, model: Model) -> float:
-    """‖X_{t+1} − X^i‖ to be expected at the next contact: what this round's clients measured, and the way that the
-    server has gone since, at right angles. It is what the next downlink's lattice side is made from."""
-    if len(heard.senders) == 0:
-        return state.distance
-    measured = heard.distances.square().mean()
-    return float((measured + distance(model, state.model).square()).sqrt())
+class Turn(NamedTuple):
+    """What comes of `next_arrival`."""
+
+    clients: Clients
+    replies: Replies  # one, or none
+    asked: Tensor  # when each client was asked what it has not answered yet; −∞: it was not
 
 
-def synchronous(
-    state: ServerState,
-    fleet: Fleet,
-    codecs: Codecs,
-    rng: Generators,
-    merge: Callable[[Model, Exchange], Model],
-    *,
-    sampled: int,
-    patience: float,
-    defence: Defence,
-    unit: Callable[[Answer], Tensor | float] = lambda answer: 1.0,
-) -> Iterator[ServerState]:
-    """Rounds that wait for their clients: one exchange, then `merge` makes w_{t+1} of w_t and what came back; w_t stays
-    if nobody answered. Buffers are averaged."""
-    while True:
-        note = Note(round=state.round, sampled=sampled, slowest=inf)
-        back = exchange(state, fleet, codecs, rng, note, patience, defence, unit)
-        model = merge(state.model, back) if len(back.heard.senders) else state.model
-        state = ServerState(
-            model=model,
-            buffers=mean_or(state.buffers, back.heard.statistics),
-            round=state.round + 1,
-            distance=expected_distance(state, back.heard, model),
-            extra=back.votes,
-        )
-        yield state
+def next_arrival(server: Any, down: Message, asked: Tensor, patience: float) -> Generator[Want, Any, Turn]:
+    """The next answer where all clients train all the time: whoever has nothing to do is sent the message, and starts
+    anew. So is, after `patience`, one that is silent."""
+    clients: Clients = yield Look()
+    asked = lengthened(asked, clients.size, -inf)
+    before, mine = clients.now - patience, asked[clients.present]
+    idle = clients.present[mine <= before if before > -inf else mine == -inf]
+    if len(idle):
+        yield Tell(idle, down, server)
+        asked = asked.index_fill(0, idle, clients.now)
+    replies: Replies = yield Await(1, within=patience, since=0)
+    asked = asked.index_fill(0, replies.failed, -inf).index_fill(0, replies.senders, -inf)
+    if not len(replies.senders) and patience == inf:  # nobody will answer what they were sent
+        asked = torch.full_like(asked, -inf)
+    return Turn(clients, replies, asked)
+
+
+def proceed(server: Server, distances: Mapping[str, Tensor], **changes: Any) -> Server:
+    """The next round's state, with the changes, of a server to which clients have told these distances.
+
+    ‖X_{t+1} − X^i‖ to be expected at the next contact: what the clients measured, and the way that the server has gone
+    since, at right angles. It is what the next downlink's lattice side is made from.
+    """
+    after = replace(server, round=server.round + 1, **changes)
+    expected = {
+        name: float((told.square().mean() + distance(getattr(after, name), getattr(server, name)).square()).sqrt())
+        for name, told in distances.items()
+        if len(told)
+    }
+    return replace(after, expected={**server.expected, **expected})
 
 
 def mean_or(mine: Tensor, theirs: Tensor) -> Tensor:
     """The mean of what came; mine if nothing did."""
     return theirs.mean(dim=0) if len(theirs) else mine
+
+
+def keyed(down: type[Message]) -> tuple[str, ...]:
+    """Vectors of a message that are near something that the receiver alone has."""
+    return tuple(one.name for one in down.vectors() if isinstance(one.near, Own))

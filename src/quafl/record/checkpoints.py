@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 def save(path: Path, state: dict[str, Any]) -> None:
     """Whole, or not at all."""
     with write_atomically(path, "wb") as stream:
-        torch.save(state, stream)
+        _write(state, stream)
 
 
 def load(path: Path, device: str | None = None) -> dict[str, Any]:
@@ -54,8 +54,7 @@ class Checkpoints:
         number = 1 + max(before, default=0)
         fresh = self._folder / "checkpoint.new"
         with write_atomically(fresh, "wb") as stream:
-            hashing = _Hashing(stream)
-            torch.save(state, hashing)  # type: ignore[arg-type]  # it only writes and flushes
+            hashing = _write(state, stream)
         fresh.replace(self._folder / f"checkpoint-{number:08d}-{hashing.digest.hexdigest()}.pt")
         for old in sorted(before)[: len(before) + 1 - self.KEPT]:
             before[old].unlink(missing_ok=True)
@@ -83,18 +82,35 @@ class Checkpoints:
 
 
 class _Hashing:
-    """A stream that knows the checksum of what was written to it."""
+    """A stream that knows the checksum of what was written to it, and why something could not be."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
         self.digest = sha256()
+        self.failure: OSError | None = None
 
     def write(self, data: bytes) -> int:
         self.digest.update(data)
-        return self._stream.write(data)
+        try:
+            return self._stream.write(data)
+        except OSError as error:
+            self.failure = error
+            raise
 
     def flush(self) -> None:
         self._stream.flush()
+
+
+def _write(state: dict[str, Any], stream: IO[bytes]) -> _Hashing:
+    """OSError if the disk takes no more; torch says RuntimeError then."""
+    hashing = _Hashing(stream)
+    try:
+        torch.save(state, hashing)  # type: ignore[arg-type]  # it only writes and flushes
+    except RuntimeError:
+        if hashing.failure is not None:
+            raise hashing.failure from None
+        raise
+    return hashing
 
 
 def _digest(stream: IO[bytes]) -> str:

@@ -2,7 +2,7 @@
 
 import torch
 
-from quafl.core.seams import Model
+from quafl.core.messages import Model
 
 
 def mean_model(server: Model, clients: Model) -> Model:

@@ -25,6 +25,8 @@ COLOURS = {
     "FedAvg": "#D55E00",
     "FedBuff": "#CC79A7",
     "FedNova": "#E69F00",
+    "SCAFFOLD": "#8C564B",
+    "FedAsync": "#7A5195",
     "Baseline": "#666666",
 }
 OTHERS = ["#88CCEE", "#332288", "#882255", "#117733", "#DDCC77", "#AA4499", "#44AA99", "#999933"]
@@ -39,7 +41,7 @@ LINES: dict[Line, str] = {  # and what comes nearest to them in a page
     (0, (3, 1, 1, 1, 1, 1)): "ridge",
 }
 PLACES = 200  # on a curve
-FAR = 4  # as far as another curve: on a linear axis, the shorter one could hardly be seen
+FAR_APART = 4  # as far as another curve: on a linear axis, the shorter one could hardly be seen
 BEGINNING = 0.05  # of a curve: what it does there, far from all others, need not be seen
 
 
@@ -101,7 +103,7 @@ def _panel(axes: Axes, curves: Sequence[Curve], x: Axis, y: Axis, goal: float | 
     known = looks([curve.label for curve in curves])
     ends = [min(end_of(curve, x, rows) for rows in curve.seeds.values()) for curve in curves]  # all seeds go as far
     least, most = min(ends, default=0.0), max(ends, default=0.0)
-    wide = x not in (SIMULATED_TIME, SECONDS) and 0 < FAR * least < most
+    wide = x not in (SIMULATED_TIME, SECONDS) and 0 < FAR_APART * least < most
     seen = []
     for number, (curve, end) in enumerate(zip(curves, ends, strict=True)):
         colour, line = known[curve.label]

@@ -13,6 +13,7 @@ from typing import Any
 from quafl.record.rows import Row, by_seed, read_rows
 
 SETTINGS, ROWS, VERSIONS = "settings.toml", "rows.csv", "versions.json"  # in a run folder
+HISTORY = "history.jsonl"  # in that of a federation
 
 
 class RecordError(Exception):

@@ -2,16 +2,16 @@
 
 import csv
 from collections.abc import Sequence
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 from quafl.record.files import write_atomically
 from quafl.record.summary import Curve, RecordError, final, ranked, read_curve, time_to_target
 from quafl.run.folders import RunFolder
-from quafl.settings.algorithms import FedBuffSettings
+from quafl.settings.algorithms import Algorithms
 from quafl.settings.curve import Settings
 from quafl.settings.figures import Reproduction
+from quafl.settings.reading import checked
 from quafl.settings.tasks import ClassTask
 
 GRID = "grid.csv"
@@ -37,23 +37,21 @@ def _variants(curve: Settings, wanted: Reproduction) -> list[Settings]:
         raise RecordError(f"{wanted.name} cannot be tuned: {task.name} has no part of the training set to judge by")
     run = curve.run.model_copy(update={"seeds": tuning.seeds})
     base = {"task": task.model_copy(update={"judge": "validation"}), "run": run}
-    if isinstance(curve.algorithm, FedBuffSettings):
-        tried: dict[str, list[Any]] = {"lr": tuning.fedbuff_lr, "server_lr": tuning.server_lr}
-        if tuning.staleness is not None:
-            tried["staleness"] = tuning.staleness
-        rates = [dict(zip(tried, values, strict=True)) for values in product(*tried.values())]
-    else:
-        rates = [{"lr": lr} for lr in tuning.lr]
     return [
         curve.model_copy(
             update={
                 **base,
                 "label": f"{curve.label} {' '.join(f'{name} {value:g}' for name, value in rate.items())}",
-                "algorithm": curve.algorithm.model_copy(update=rate),
+                "algorithm": _with(curve, rate, wanted),
             }
         )
-        for rate in rates
+        for rate in tuning.tried(curve.algorithm.name)
     ]
+
+
+def _with(curve: Settings, rate: dict[str, Any], wanted: Reproduction) -> Algorithms:
+    algorithm = curve.algorithm
+    return checked(type(algorithm), {**algorithm.model_dump(), **rate}, f" (in [tuning] of {wanted.name})")
 
 
 def choose(folders: Sequence[RunFolder], out: Path) -> list[dict[str, str]]:
@@ -73,7 +71,7 @@ def choose(folders: Sequence[RunFolder], out: Path) -> list[dict[str, str]]:
                     "curve": settings.label,
                     "lr": f"{algorithm.lr:g}",
                     "server_lr": f"{getattr(algorithm, 'server_lr', 1.0):g}",
-                    "staleness": f"{getattr(algorithm, 'staleness', False):d}",
+                    "staleness": f"{getattr(algorithm, 'staleness', False):g}",
                     "time_to_target": time_to_target(curve).show("{:.0f}"),
                     "final": final(curve, curve.metric).show("{:.4f}"),
                     "seeds": " ".join(map(str, curve.seeds)),

@@ -3,18 +3,24 @@
 from math import inf
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
+import torch
 from pydantic import Field
 from torch import Tensor
 
-from quafl.core import FedAvg, FedBuff, FedNova, QuAFL, adam, cosine, linear, momentum, sgd
+from quafl.codec.coders import Coders
+from quafl.core import SCAFFOLD, FedAsync, FedAvg, FedBuff, FedNova, QuAFL, adam, cosine, linear, momentum, sgd
 from quafl.core.defence import NO_DEFENCE, Defence
 from quafl.core.optim import Schedule
 from quafl.core.randomness import Generators
-from quafl.core.seams import Algorithm, Codecs, Optimizer
+from quafl.core.seams import Algorithm, Optimizer
 from quafl.settings.base import NotNegative, Positive, Section, Share
 
 if TYPE_CHECKING:
     from quafl.sim import World
+    from quafl.sim.speeds import Constant, Exponential
+
+
+CERTAIN = 2**40  # contacts behind a mean that one more does not change
 
 
 class LinearSchedule(Section):
@@ -61,9 +67,26 @@ class Local(Section):
             return adam(self.lr, schedule=schedule, fresh=self.fresh_optimizer)
         return sgd(self.lr, schedule)
 
-    def expected_steps(self, world: "World", clients: int, codecs: Codecs, seed: int) -> Tensor | None:
-        """H_i, where it is not to be measured."""
-        return None
+    def given(self, world: "World", clients: int, coders: Coders, seed: int) -> dict[str, Tensor]:
+        """Numbers of the clients that are not to be measured."""
+        return {}
+
+    def check_real(self) -> None:
+        """ValueError for what only a simulation knows."""
+
+    def work(self, speeds: "Exponential | Constant", exchange: float, clients: int, until: float) -> float:
+        """About how many local steps are taken until then: by default, in rounds that wait for the slowest client."""
+        rate = speeds.rates.values[:, 0]
+        return float(until / ((self.local_steps / rate).max() + exchange) * self.sampled * self.local_steps)
+
+
+class Asynchronous(Local):
+    """What algorithms have whose clients train all the time, and are not waited for."""
+
+    def work(self, speeds: "Exponential | Constant", exchange: float, clients: int, until: float) -> float:
+        """About how many local steps are taken until then."""
+        alone = self.local_steps / speeds.rates.values[:, 0]
+        return float((until / (alone + exchange) * self.local_steps).sum())
 
 
 class QuAFLSettings(Local):
@@ -91,11 +114,22 @@ class QuAFLSettings(Local):
             defence=defence,
         )
 
-    def expected_steps(self, world: "World", clients: int, codecs: Codecs, seed: int) -> Tensor | None:
+    def given(self, world: "World", clients: int, coders: Coders, seed: int) -> dict[str, Tensor]:
         """H_i, where it is not to be measured."""
         if self.speeds == "measured":
-            return None
-        return world.expected_steps(self.build(), clients, codecs, Generators(seed))
+            return {}
+        known = world.expected_steps(self.build(), clients, coders, Generators(seed))
+        return {"expected_steps": known, "contacts": torch.full((clients,), CERTAIN)}
+
+    def check_real(self) -> None:
+        """ValueError for what only a simulation knows."""
+        if self.speeds != "measured":
+            raise ValueError(f"algorithm.speeds = {self.speeds!r}: must be 'measured' where clients are real")
+
+    def work(self, speeds: "Exponential | Constant", exchange: float, clients: int, until: float) -> float:
+        """About how many local steps are taken until then: H_i at every contact."""
+        each = speeds.expected_steps(self.sampled / clients, exchange + self.wait, self.local_steps)
+        return float(until / (exchange + self.wait) * self.sampled * each.mean())
 
 
 class FedAvgSettings(Local):
@@ -117,8 +151,20 @@ class FedNovaSettings(Local):
         """The algorithm."""
         return FedNova(sampled=self.sampled, local_steps=self.local_steps, patience=self.patience, defence=defence)
 
+    def check_real(self) -> None:
+        """ValueError for what only a simulation knows."""
+        raise ValueError(
+            "algorithm.name = 'fednova': must be another where clients are real: nobody knows their speeds"
+        )
 
-class FedBuffSettings(Local):
+    def work(self, speeds: "Exponential | Constant", exchange: float, clients: int, until: float) -> float:
+        """About how many local steps are taken until then: slow clients take fewer."""
+        each = (self.local_steps * speeds.relative()).round().clamp(min=1)
+        longest = (each / speeds.rates.values[:, 0]).max()
+        return float(until / (longest + exchange) * self.sampled * each.mean())
+
+
+class FedBuffSettings(Asynchronous):
     """See core.fedbuff."""
 
     name: Literal["fedbuff"]
@@ -137,4 +183,56 @@ class FedBuffSettings(Local):
         )
 
 
-Algorithms: TypeAlias = QuAFLSettings | FedAvgSettings | FedBuffSettings | FedNovaSettings
+class SCAFFOLDSettings(Local):
+    """See core.scaffold."""
+
+    name: Literal["scaffold"]
+    optimizer: Literal["sgd"] = "sgd"
+    schedule: None = None
+    server_lr: Positive = 1.0
+
+    def build(self, defence: Defence = NO_DEFENCE) -> Algorithm:
+        """The algorithm."""
+        return SCAFFOLD(
+            sampled=self.sampled,
+            local_steps=self.local_steps,
+            lr=self.lr,
+            server_lr=self.server_lr,
+            patience=self.patience,
+            defence=defence,
+        )
+
+
+class FedAsyncSettings(Asynchronous):
+    """See core.fedasync."""
+
+    name: Literal["fedasync"]
+    mixing: Annotated[float, Field(gt=0, le=1)] = 0.6
+    staleness: NotNegative = 0.5
+    proximity: NotNegative = 0.0
+
+    def build(self, defence: Defence = NO_DEFENCE) -> Algorithm:
+        """The algorithm."""
+        return FedAsync(
+            sampled=self.sampled,
+            local_steps=self.local_steps,
+            mixing=self.mixing,
+            staleness=self.staleness,
+            proximity=self.proximity,
+            patience=self.patience,
+            defence=defence,
+        )
+
+
+Algorithms: TypeAlias = (
+    QuAFLSettings | FedAvgSettings | FedBuffSettings | FedNovaSettings | SCAFFOLDSettings | FedAsyncSettings
+)
+DEFAULT = QuAFLSettings()
+LABELS = {
+    "quafl": "QuAFL",
+    "fedavg": "FedAvg",
+    "fedbuff": "FedBuff",
+    "fednova": "FedNova",
+    "scaffold": "SCAFFOLD",
+    "fedasync": "FedAsync",
+}

@@ -5,7 +5,7 @@ from typing import Literal, TypeAlias
 from pydantic import Field, field_validator
 
 from quafl.codec import QSGD, Identity, Lattice
-from quafl.core.seams import Codec
+from quafl.codec.seams import Codec
 from quafl.settings.base import Positive, Section
 
 
@@ -49,10 +49,11 @@ class QSGDSettings(Section):
     bits: int = Field(default=8, ge=2, le=16)
     norm: Literal["l2", "min-max"] = "min-max"
     bucket: int = Field(default=512, ge=32, lt=65536, multiple_of=32)
+    difference: bool = False
 
     def build(self) -> Codec:
         """The codec."""
-        return QSGD(bits=self.bits, norm=self.norm, bucket=self.bucket)
+        return QSGD(bits=self.bits, norm=self.norm, bucket=self.bucket, difference=self.difference)
 
 
 CodecChoice: TypeAlias = LatticeSettings | IdentitySettings | QSGDSettings

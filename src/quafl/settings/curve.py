@@ -5,10 +5,10 @@ from typing import Self
 import tomli_w
 from pydantic import Field, model_validator
 
-from quafl.codec.directions import codecs_for
+from quafl.codec.coders import coders_for
 from quafl.core.randomness import Generators
 from quafl.core.seams import Task
-from quafl.settings.algorithms import Algorithms, QuAFLSettings
+from quafl.settings.algorithms import DEFAULT, Algorithms
 from quafl.settings.base import Section
 from quafl.settings.codecs import CodecChoice, LatticeSettings
 from quafl.settings.defence import DefenceSettings
@@ -23,7 +23,7 @@ class Settings(Section):
     label: str = "run"
     task: Tasks = Field(default=DigitsTask(), discriminator="name")
     clients: Clients = Clients()
-    algorithm: Algorithms = Field(default=QuAFLSettings(), discriminator="name")
+    algorithm: Algorithms = Field(default=DEFAULT, discriminator="name")
     codec: CodecChoice = Field(default=LatticeSettings(), discriminator="name")
     run: Run = Run()
     defence: DefenceSettings = DefenceSettings()
@@ -44,10 +44,10 @@ class Settings(Section):
     @model_validator(mode="after")
     def _buildable(self) -> Self:
         algorithm, world, count = self.algorithm.build(self.defence.build()), self.clients.build(), self.clients.count
-        codecs = codecs_for(algorithm, self.codec.build())
+        coders = coders_for(algorithm, self.codec.build())
         world.speeds(count, Generators(0), self.run.until)
-        world.link(count, codecs)
-        self.algorithm.expected_steps(world, count, codecs, seed=0)
+        world.link(count, coders)
+        self.algorithm.given(world, count, coders, seed=0)
         self.algorithm.build_optimizer()
         return self
 
@@ -67,10 +67,10 @@ class Settings(Section):
             lower_is_better=self.run.lower_is_better,
             potential=self.run.potential,
         )
-        known = self.algorithm.expected_steps(world, self.clients.count, codecs_for(algorithm, codec), seed)
+        given = self.algorithm.given(world, self.clients.count, coders_for(algorithm, codec), seed)
         optimizer = self.algorithm.build_optimizer()
         parts = task, self.clients.count, world, algorithm, codec, optimizer, plan
-        return task, Simulation(*parts, expected_steps=known, executor=executor or self.run.executor)
+        return task, Simulation(*parts, given=given, executor=executor or self.run.executor)
 
     def to_toml(self) -> str:
         """Every setting, defaults too; a file that can be run again."""

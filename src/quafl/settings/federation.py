@@ -1,23 +1,21 @@
 """A real federation's settings: what its server is started with, and tells its clients."""
 
 from math import inf
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self
 
 import tomli_w
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
-from quafl.codec.directions import codecs_for
-from quafl.core.seams import Codecs, WireError
-from quafl.deploy.coordinator import Plan
-from quafl.deploy.members import Limits
-from quafl.deploy.messages import HELLO_SECONDS
-from quafl.deploy.worker import Terms
-from quafl.settings.algorithms import FedAvgSettings, FedBuffSettings, QuAFLSettings
+from quafl.codec.coders import coders_for
+from quafl.codec.seams import WireError
+from quafl.deploy.server import Goals
+from quafl.protocol.client import Terms
+from quafl.protocol.members import Limits
+from quafl.protocol.messages import HELLO_SECONDS
+from quafl.settings.algorithms import DEFAULT, LABELS, Algorithms
 from quafl.settings.base import NotNegative, Positive, Section
 from quafl.settings.codecs import CodecChoice, LatticeSettings
 from quafl.settings.defence import FederationDefence
-
-DeployedAlgorithms: TypeAlias = QuAFLSettings | FedAvgSettings | FedBuffSettings
 
 
 class FederationTask(Section):
@@ -27,7 +25,7 @@ class FederationTask(Section):
 
 
 class FederationClients(Section):
-    """Who takes part, and what is put up with: see deploy.fleet."""
+    """Who takes part, and what is put up with: see protocol.members."""
 
     start_with: int = Field(default=1, ge=1)
     most: int = Field(default=1000, ge=1)
@@ -68,18 +66,18 @@ class FederationRun(Section):
     checkpoint_seconds: NotNegative = 10.0
     seed: int = 0
 
-    def build(self) -> Plan:
-        """The server's plan."""
-        return Plan(**{name: getattr(self, name) for name in type(self).model_fields if name != "clock"})
+    def build(self) -> Goals:
+        """The server's goals."""
+        return Goals(**{name: getattr(self, name) for name in type(self).model_fields if name != "clock"})
 
 
 class FederationSettings(Section):
-    """All of it."""
+    """What a server is started with."""
 
     label: str
     task: FederationTask
     clients: FederationClients = FederationClients()
-    algorithm: DeployedAlgorithms = Field(default=QuAFLSettings(), discriminator="name")
+    algorithm: Algorithms = Field(default=DEFAULT, discriminator="name")
     codec: CodecChoice = Field(default=LatticeSettings(), discriminator="name")
     run: FederationRun = FederationRun()
     defence: FederationDefence = FederationDefence()
@@ -88,16 +86,14 @@ class FederationSettings(Section):
     @classmethod
     def _labelled(cls, raw: Any) -> Any:
         """By its algorithm, unless it has a label of its own."""
-        names = {"quafl": "QuAFL", "fedavg": "FedAvg", "fedbuff": "FedBuff"}
         name = raw.get("algorithm", {}).get("name") if isinstance(raw, dict) else None
-        return {"label": names.get(str(name), "federation"), **raw} if isinstance(raw, dict) else raw
+        return {"label": LABELS.get(str(name), "federation"), **raw} if isinstance(raw, dict) else raw
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
         if self.algorithm.patience == inf:
             raise ValueError("algorithm.patience = inf: must be finite, real clients vanish")
-        if isinstance(self.algorithm, QuAFLSettings) and self.algorithm.speeds != "measured":
-            raise ValueError(f"algorithm.speeds = {self.algorithm.speeds!r}: must be 'measured' where clients are real")
+        self.algorithm.check_real()
         if self.clients.start_with > self.clients.most:
             raise ValueError(f"clients.start_with = {self.clients.start_with}: must be at most {self.clients.most}")
         self.terms()
@@ -106,7 +102,7 @@ class FederationSettings(Section):
     def terms(self) -> Terms:
         """What the clients do, and the server with them."""
         algorithm = self.algorithm.build(self.defence.build())
-        return Terms(algorithm, codecs_for(algorithm, self.codec.build()), self.algorithm.build_optimizer())
+        return Terms(algorithm, coders_for(algorithm, self.codec.build()), self.algorithm.build_optimizer())
 
     def welcome(self, run: str) -> dict[str, Any]:
         """What a client is told."""
@@ -121,7 +117,7 @@ class FederationSettings(Section):
         return tomli_w.dumps(self.model_dump(exclude_none=True))
 
 
-_ALGORITHM: TypeAdapter[DeployedAlgorithms] = TypeAdapter(Annotated[DeployedAlgorithms, Field(discriminator="name")])
+_ALGORITHM: TypeAdapter[Algorithms] = TypeAdapter(Annotated[Algorithms, Field(discriminator="name")])
 _CODEC: TypeAdapter[CodecChoice] = TypeAdapter(Annotated[CodecChoice, Field(discriminator="name")])
 
 
@@ -130,7 +126,6 @@ def agree(welcome: dict[str, Any]) -> Terms:
     try:
         local, codec = _ALGORITHM.validate_python(welcome["algorithm"]), _CODEC.validate_python(welcome["codec"])
         algorithm = local.build()
-        codecs: Codecs = codecs_for(algorithm, codec.build())
-        return Terms(algorithm, codecs, local.build_optimizer())
+        return Terms(algorithm, coders_for(algorithm, codec.build()), local.build_optimizer())
     except (KeyError, ValueError, ValidationError) as error:
         raise WireError(f"the server's settings cannot be used here ({error}); upgrade the older of the two") from error

@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
-from quafl.codec.directions import codecs_for
+from quafl.codec.coders import coders_for
 from quafl.core.randomness import Generators
+from quafl.settings.algorithms import LABELS
 from quafl.settings.base import NotNegative, Raw, Section, SettingsError
 from quafl.settings.curve import Settings
 from quafl.settings.reading import changes_of, checked, curves_of, merged, preset_names, read_preset
@@ -67,23 +68,29 @@ class Figure(Section):
 
 
 class Tuning(Section):
-    """The learning rates that are tried; FedBuff tries as many combinations of a learning rate, a server's, and whether
-    what is stale weighs less."""
+    """The learning rates that are tried. An algorithm that has more to choose than that has a grid of its own, by its
+    name: some values of some of its settings, of which all combinations are tried."""
 
     lr: list[float] = Field(min_length=1)
-    fedbuff_lr: list[float] = Field(min_length=1)
-    server_lr: list[float] = Field(min_length=1)
-    staleness: list[bool] | None = Field(default=None, min_length=1)  # if not given, the curve's own
+    own: dict[str, dict[str, Annotated[list[Any], Field(min_length=1)]]] = Field(default={})
     seeds: list[int] = Field(default=[100], min_length=1)
+
+    def tried(self, algorithm: str) -> list[dict[str, Any]]:
+        """Settings of the algorithm of that name."""
+        own = self.own.get(algorithm, {"lr": self.lr})
+        return [dict(zip(own, values, strict=True)) for values in product(*own.values())]
 
     @model_validator(mode="after")
     def _same_size(self) -> Self:
-        of_fedbuff = len(self.fedbuff_lr) * len(self.server_lr) * len(self.staleness or [None])
-        if len(self.lr) != of_fedbuff:
-            raise ValueError(
-                f"tuning tries {len(self.lr)} learning rates, and {of_fedbuff} combinations for FedBuff (fedbuff_lr, "
-                f"server_lr, staleness); every algorithm must be given equally many"
-            )
+        for name, own in self.own.items():
+            combinations = len(self.tried(name))
+            if name not in LABELS:
+                raise ValueError(f"tuning has a grid for {name}; known are {', '.join(LABELS)}")
+            if combinations != len(self.lr):
+                raise ValueError(
+                    f"tuning tries {len(self.lr)} learning rates, and {combinations} combinations of "
+                    f"{', '.join(own)} for {name}; every algorithm must be given equally many"
+                )
         return self
 
 
@@ -154,15 +161,8 @@ def local_steps(curve: Settings) -> float:
     """About how many a seed of the curve takes."""
     world, algorithm, clients = curve.clients.build(), curve.algorithm.build(), curve.clients.count
     speeds = world.speeds(clients, Generators(0), curve.run.until)
-    exchange = world.link(clients, codecs_for(algorithm, curve.codec.build())).latency
-    most = algorithm.budget(speeds.relative()).double()
-    if algorithm.answers == "at once":
-        each = speeds.expected_steps(algorithm.sampled / clients, exchange + algorithm.wait, int(most.max()))
-        return float(curve.run.until / (exchange + algorithm.wait) * algorithm.sampled * each.mean())
-    alone = most / speeds.rates.values[:, 0]  # how long a client takes
-    if curve.algorithm.name == "fedbuff":
-        return float((curve.run.until / (alone + exchange) * most).sum())
-    return float(curve.run.until / (alone.max() + exchange) * algorithm.sampled * most.mean())
+    exchange = world.link(clients, coders_for(algorithm, curve.codec.build())).latency
+    return curve.algorithm.work(speeds, exchange, clients, curve.run.until)
 
 
 def _read(name: str) -> Raw:

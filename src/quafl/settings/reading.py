@@ -22,7 +22,7 @@ from quafl.settings.world import Absence, Change
 
 AnySettings = TypeVar("AnySettings", Settings, FederationSettings)
 AnySection = TypeVar("AnySection", bound=Section)
-PATIENCE = 60.0  # seconds that a real server waits for answers, where the settings do not say
+SERVER_PATIENCE = 60.0  # seconds that a real server waits for answers, where the settings do not say
 _DEFAULTS: Raw = {"task": {"name": "digits"}, "algorithm": {"name": "quafl"}, "codec": {"name": "lattice"}}
 
 
@@ -56,7 +56,7 @@ def changes_of(overrides: Sequence[str]) -> Raw:
 def load_federation(source: str, overrides: Sequence[str] = ()) -> FederationSettings:
     """A real federation's settings, with `key=value` overrides laid over them."""
     raw = merged(_read(source), changes_of(overrides))
-    defaults = {**_DEFAULTS, "task": {}, "algorithm": {"name": "quafl", "patience": PATIENCE}}
+    defaults = {**_DEFAULTS, "task": {}, "algorithm": {"name": "quafl", "patience": SERVER_PATIENCE}}
     return _validate(FederationSettings, defaults, raw)
 
 
@@ -154,6 +154,8 @@ def _sentence(error: ErrorDetails, made: type[Section]) -> str:
         return f"{key}.name = {value.get('name')!r}: must be one of {error['ctx']['expected_tags']}"
     if error["type"] == "missing":
         return f"{key} is missing; it is needed"
+    if error["type"] == "none_required":
+        return f"{key} = {value!r}: must be left out here"
     if not place:
         return message  # a rule between keys, which names them itself
     return f"{key} = {value!r}: {message}"

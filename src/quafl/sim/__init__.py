@@ -1,6 +1,6 @@
 """The simulated world: virtual time, clients that are slow, away or lost, and their states side by side."""
 
-from quafl.sim.fleet import Diverged
+from quafl.record.evaluations import Diverged
 from quafl.sim.simulation import Plan, Result, Simulation, simulate
 from quafl.sim.world import Absence, Change, World
 

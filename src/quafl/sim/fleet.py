@@ -3,68 +3,54 @@ clients together, because nobody can tell before."""
 
 import logging
 from collections import defaultdict
-from collections.abc import Generator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from quafl.core.client import Contact, interact, newcomer
+from quafl.codec.coders import Coder, Coders, Parcel
+from quafl.codec.seams import Packet
+from quafl.core.client import Said, listen, newcomers, speak
+from quafl.core.conversation import Await, Clients, Look, Replies, Round, Sleep, Tell, Want
+from quafl.core.messages import Message
+from quafl.core.pieces import zeros
 from quafl.core.randomness import Generators
-from quafl.core.seams import (
-    Algorithm,
-    Answer,
-    ClientState,
-    Codecs,
-    Counts,
-    Ids,
-    Note,
-    Optimizer,
-    Packet,
-    Refine,
-    Replies,
-    Speeds,
-    Task,
-    Totals,
-)
+from quafl.core.seams import Algorithm, Counts, Ids, Optimizer, ServerState, Task, Totals
+from quafl.core.server import keyed
+from quafl.protocol.speech import Hearing, as_heard, decode_down, encode_up, keys_up, only
+from quafl.record.evaluations import Diverged
 from quafl.sim.clock import VirtualClock
 from quafl.sim.executors import Choice
 from quafl.sim.link import Link
+from quafl.sim.speeds import Speeds
 from quafl.sim.store import Store
-from quafl.sim.traffic import Sent, Traffic, Trip
+from quafl.sim.traffic import Sent, Told, Traffic, Trip, Words
 
 _log = logging.getLogger(__name__)
+Server = TypeVar("Server", bound=ServerState)
 # Coordinates: clients are contacted in groups whose models stay in a processor's cache, or in a fraction of a GPU.
 TOGETHER = defaultdict(lambda: 2**20, cuda=2**28)
 SLOW = 0.5  # of the fastest client's speed
 GOLDEN = (5**0.5 - 1) / 2  # its multiples are spread evenly, however many there are
-_CERTAIN = 2**40  # contacts behind a mean that one more does not change
-
-
-class Diverged(Exception):
-    """Training has left the finite numbers."""
-
-    rows: Sequence[Mapping[str, float]] = ()  # until then, if whoever ran it has kept them
 
 
 class _Waiting(NamedTuple):
     """A contact whose answer is under way although the local steps behind it have not been computed yet: nobody knows
     it, and those of more clients can then be computed together."""
 
-    parts: Generator[ClientState, ClientState, Contact]
-    clients: ClientState
+    hearing: Hearing
+    clients: Any
     steps: Counts
     sent: Sent
-    note: Note
 
 
 class _Saying(NamedTuple):
     """What the fleet itself looks at in an answer."""
 
     octets: int
-    round: int
     steps: int
 
 
@@ -73,7 +59,7 @@ class SimulatedFleet:
 
     The server's link carries the exchanges of `sampled` clients at a time, or any number if not `limited`.
     `unreachable` is the probability that a contact is lost on its way to the client, which then knows nothing of it.
-    `expected_steps` are the H_i, where the world knows them in advance. Local steps are taken by the `executor`.
+    `given` are numbers of the clients that the world knows in advance. Local steps are taken by the `executor`.
     """
 
     def __init__(
@@ -81,7 +67,7 @@ class SimulatedFleet:
         task: Task,
         optimizer: Optimizer,
         algorithm: Algorithm,
-        codecs: Codecs,
+        coders: Coders,
         clock: VirtualClock,
         speeds: Speeds,
         rng: Generators,
@@ -89,67 +75,118 @@ class SimulatedFleet:
         link: Link = Link(),  # noqa: B008  # immutable
         limited: bool = True,
         unreachable: float = 0.0,
-        expected_steps: Tensor | None = None,
+        given: Mapping[str, Tensor] | None = None,
         executor: str = "auto",
     ) -> None:
-        given = {}
-        if expected_steps is not None:
-            given = {"expected_steps": expected_steps, "contacts": torch.full((len(expected_steps),), _CERTAIN)}
         self.totals = Totals()
-        somebody, budget = newcomer(*task.initial(), optimizer), algorithm.budget(speeds.relative())
+        everybody = newcomers(algorithm, *task.initial(), speeds.relative())
+        somebody = replace(everybody[0], optimizer=optimizer.init(everybody.base[0]))
         self._slow = (speeds.relative() <= SLOW).tolist()
-        self._store = Store(somebody, budget, **given)
+        self._store = Store(everybody, somebody.optimizer, **(given or {}))
         self._waiting: list[_Waiting] = []  # contacts whose local steps have not been computed yet
         self._busy: set[int] = set()  # clients in them
         self.size = len(self._store)
         self._since = torch.zeros(self.size, dtype=torch.float64)  # when each client's local steps began
-        self._traffic = Traffic(link, algorithm.sampled if limited else self.size)
+        self._traffic = Traffic(
+            link, algorithm.sampled if limited else self.size, algorithm.records.up, algorithm.records.down
+        )
+        self._said: dict[int, tuple[Message, int]] = {}  # each client's answer that has not been applied, and its row
         self._named: set[int] = set()  # clients whose broken progress has been told
         self._failed: list[tuple[float, int, int]] = []  # when the server hears whose progress of which round is broken
         self._failures = 0  # of clients that had taken a step, in a row
         self._bearable = min(self.size, 4 * algorithm.sampled)
         self._silence = 0.0  # when all who were asked last would have answered, if nothing had been lost
         self._together = max(1, TOGETHER[somebody.base.device.type] // max(len(somebody.base), 1))
-
-        def typical() -> Counts:
-            round_time = link.latency + algorithm.wait
-            if algorithm.answers == "when done" or not round_time:
-                return budget
-            expected = speeds.expected_steps(algorithm.sampled / self.size, round_time, int(budget.max()))
-            spread = 2 * (torch.arange(self.size) * GOLDEN % 1)  # from none to twice as many, as waiting times are
-            return (expected * spread).round().long().minimum(budget)
-
-        sampled = min(algorithm.sampled, self._together)
-        self.execute = Choice(task, optimizer, somebody, self.size, sampled, typical).make(executor)
-        self._silent = _no_answer(self._store[torch.empty(0, dtype=torch.int64)], codecs)
-        self._reply_bytes = _no_answer(self._store[torch.zeros(1, dtype=torch.int64)], codecs).packet.nbytes
-        self._optimizer, self._algorithm, self._codecs = optimizer, algorithm, codecs
+        self._optimizer, self._algorithm, self._coders = optimizer, algorithm, coders
         self._clock, self._speeds, self._rng = clock, speeds, rng
         self._link, self._unreachable = link, unreachable
+
+        def typical() -> Counts:
+            """Steps that each client may have to take when it is contacted."""
+            everybody = self._store.outline(torch.arange(self.size))
+            round_time = link.latency + algorithm.wait
+            if not everybody.budget.any() or not round_time:
+                return self._asked_for(everybody) if not everybody.budget.any() else everybody.budget
+            expected = speeds.expected_steps(algorithm.sampled / self.size, round_time, int(everybody.budget.max()))
+            spread = 2 * (torch.arange(self.size) * GOLDEN % 1)  # from none to twice as many, as waiting times are
+            return (expected * spread).round().long().minimum(everybody.budget)
+
+        sampled = min(algorithm.sampled, self._together)
+        self.execute = Choice(task, optimizer, algorithm.direction, somebody, self.size, sampled, typical).make(
+            executor
+        )
+        one, heard = (_blank(message, somebody) for message in (algorithm.records.up, algorithm.records.down))
+        far = {vector.name: torch.zeros(1) for vector in one.vectors()}
+        self._zero = zeros(somebody.base)
+        self._reply_bytes = coders.up.pack(one, torch.Generator(), far, heard=heard).nbytes
+        nobody = torch.empty(0, dtype=torch.int64)
+        told = {name: torch.empty(0) for name in keyed(algorithm.records.down)}
+        self._nothing = Replies(senders=nobody, up=one[:0], round=nobody, steps=nobody, distances=told, failed=nobody)
+
+    # What the server's side wants
+
+    def run(self, round: Round[Server]) -> Server:
+        """A round of the algorithm, in virtual time."""
+        back = None
+        while True:
+            try:
+                back = self._carry_out(round.send(back))
+            except StopIteration as ended:
+                server: Server = ended.value
+                return server
+
+    def _carry_out(self, want: Want) -> Any:
+        match want:
+            case Sleep(seconds):
+                return self._clock.sleep(seconds)
+            case Look():
+                return Clients(self.available(), self.size, self._clock.now())
+            case Tell():
+                return self.tell(want)
+            case Await(count, within, since):
+                return self.receive(count, within, since)
 
     def available(self) -> Ids:
         """Clients that are there."""
         return self._speeds.present(self._clock.now()).nonzero().squeeze(-1)
 
-    def send(self, to: Ids, packet: Packet, note: Note, refine: Refine) -> None:
+    def tell(self, want: Tell) -> None:
         """Contact the clients; what they answer is then under way."""
-        now = self._clock.now()
-        self.totals.down += packet.nbytes * len(to)
-        self._silence = now + self._link.latency + _longest(self._link.transfer(to, now, packet.nbytes, packet.nbytes))
+        now, to, coder = self._clock.now(), want.to, self._coders.down
+        parcel = coder.pack(want.down, self._rng["dither"], want.server.expected)
+        self.totals.down += parcel.nbytes * len(to)
+        self._silence = now + self._link.latency + _longest(self._link.transfer(to, now, parcel.nbytes, parcel.nbytes))
         reached = to[torch.rand(len(to), generator=self._rng["losses"]) >= self._unreachable]
         self.totals.lost += len(to) - len(reached)
         if not self._busy.isdisjoint(reached.tolist()):
             self._compute()  # they go on from what they have become
-        budget = self._store.budget[reached]
-        if self._algorithm.answers == "at once":
-            steps = self._speeds.steps_within(reached, self._since[reached], now, budget)
-            duration = torch.zeros(len(reached), dtype=torch.float64)
-        else:
-            steps, duration = budget, self._speeds.duration(reached, now, budget)
+        outline = self._store.outline(reached)
+        steps = torch.zeros_like(reached)
+        if outline.budget.any():
+            steps = self._speeds.steps_within(reached, self._since[reached], now, outline.budget)
+        more = self._asked_for(replace(outline, taken=steps))
+        ready = torch.full((len(reached),), now, dtype=torch.float64)
+        if more.any():
+            ready = ready + self._speeds.duration(reached, now, more)
+        keys = as_heard(self._coders, want.down, parcel) if self._coders.up.needs_keys else None
+        question = Told(want.server.round, keys)
         for start in range(0, len(reached), self._together):
             group = slice(start, start + self._together)
-            self._contact(reached[group], steps[group], now + duration[group], packet, note, refine)
+            sent = self._sent(reached[group], ready[group], parcel.nbytes, question)
+            self._traffic.void(sent.sender)
+            self._traffic.depart(sent)
+            self._contact(sent, steps[group], more[group], parcel, want.down, coder)
         self._since[reached] = now
+
+    def _asked_for(self, outline: Any) -> Counts:
+        """Local steps that those clients take before they answer."""
+        vectors = {one.name: torch.empty(0) for one in self._algorithm.records.down.vectors()}
+        numbers = {one.name: torch.zeros(()) for one in self._algorithm.records.down.numbers()}
+        heard = self._algorithm.hear(
+            outline, self._algorithm.records.down(statistics=torch.empty(0), **vectors, **numbers)
+        )
+        more: Counts = heard.budget - heard.taken
+        return more
 
     @property
     def clients(self) -> Store:
@@ -157,40 +194,46 @@ class SimulatedFleet:
         self._compute()
         return self._store
 
-    def _contact(self, ids: Ids, steps: Counts, ready: Tensor, packet: Packet, note: Note, refine: Refine) -> None:
-        down, up = torch.full((len(ids),), packet.nbytes), torch.full((len(ids),), self._reply_bytes)
+    def _sent(self, ids: Ids, ready: Tensor, octets: int, question: Told) -> Sent:
+        """Answers that nobody knows yet, to a message of so many octets."""
+        down, up = torch.full((len(ids),), octets), torch.full((len(ids),), self._reply_bytes)
+        return Sent(ready, down, up, ids, silent=torch.zeros(len(ids), dtype=torch.bool), question=question)
 
-        def repair(row: int, request: Packet) -> Packet:
-            refinement = refine(row, request)
-            self.totals.refined += request.sent == packet.bits
+    def _contact(self, sent: Sent, steps: Counts, more: Counts, parcel: Parcel, told: Message, coder: Coder) -> None:
+        """The clients hear the message, after so many steps, and take so many more before they answer."""
+
+        def repair(place: int, row: int, request: Packet) -> Packet:
+            refinement = coder.refine(told, place, request)
+            self.totals.refined += request.sent == parcel.packets[place].bits
             self.totals.up += request.nbytes
             self.totals.down += refinement.nbytes
-            up[row] += request.nbytes
-            down[row] += refinement.nbytes
+            sent.up[row] += request.nbytes
+            sent.down[row] += refinement.nbytes
             return refinement
 
+        ids = sent.sender
         clients = self._store[ids]
-        heard = self._codecs.down.decode(packet, key=clients.base, refine=repair)
-        parts = interact(
-            self.execute(clients, ids, steps) if self._algorithm.answers == "at once" else clients,
-            heard,
-            packet,
-            note,
-            algorithm=self._algorithm,
-            codecs=self._codecs,
-            optimizer=self._optimizer,
-            rng=self._rng["dither of clients"],
-        )
-        sent = Sent(ready, down, up, ids, silent=torch.zeros(len(ids), dtype=torch.bool))
-        self._traffic.void(ids)
-        self._traffic.depart(sent)
-        try:
-            self._waiting.append(_Waiting(parts, next(parts), steps, sent, note))
-            self._busy.update(ids.tolist())
-            if len(self._busy) >= self._together:
-                self._compute()
-        except StopIteration as ended:  # it answered at once
-            self._settle(sent, note, ended.value)
+        if steps.any():
+            clients = self.execute(clients, ids, steps)
+        clients = self._informed(ids, clients)
+        hearing = decode_down(coder, parcel, clients, repair)
+        clients = listen(self._algorithm, self._optimizer, clients, hearing.down, sent.question.round)
+        if not more.any():
+            self._settle(sent, hearing, clients, at_once=True)
+            return
+        self._waiting.append(_Waiting(hearing, clients, more, sent))
+        self._busy.update(ids.tolist())
+        if len(self._busy) >= self._together:
+            self._compute()
+
+    def _informed(self, ids: Ids, clients: Any) -> Any:
+        """Those whose last answer has not been applied, and so never will be, know it now."""
+        rows = [row for row, client in enumerate(ids.tolist()) if client in self._said]
+        if not rows:
+            return clients
+        said = [self._said.pop(client) for client in ids[rows].tolist()]
+        changed = self._algorithm.lost(clients[rows], self._algorithm.records.up.stack([up[row] for up, row in said]))
+        return clients.with_rows(torch.tensor(rows), changed)
 
     def _compute(self) -> None:
         """The local steps of all who have been asked and have not answered yet, together."""
@@ -205,30 +248,37 @@ class SimulatedFleet:
             room -= len(one.steps)
         for group in groups:
             ids, steps = torch.cat([one.sent.sender for one in group]), torch.cat([one.steps for one in group])
-            trained = self.execute(ClientState.join([one.clients for one in group]), ids, steps)
+            trained = self.execute(type(group[0].clients).join([one.clients for one in group]), ids, steps)
             start = 0
             for one in group:
                 mine, start = slice(start, start + len(one.steps)), start + len(one.steps)
-                try:
-                    one.parts.send(trained[mine])
-                except StopIteration as ended:
-                    self._settle(one.sent, one.note, ended.value)
+                self._settle(one.sent, one.hearing, trained[mine], at_once=False)
 
-    def _settle(self, sent: Sent, note: Note, result: Contact) -> None:
+    def _settle(self, sent: Sent, hearing: Hearing, clients: Any, *, at_once: bool) -> None:
         """What clients have become, and what they say."""
-        sound, answer = result.sound, result.answer
-        self._store.put(sent.sender, result.clients)
-        known = (sent.ready + self._link.latency)[~sound].tolist()
-        self._failed += [
-            (when, client, note.round) for when, client in zip(known, sent.sender[~sound].tolist(), strict=True)
-        ]
-        report = result.report if self._codecs.up.keyed else result.report.new_empty(len(result.report), 0)
-        if not sound.all():
-            self._traffic.void(sent.sender[~sound])
+        said = speak(self._algorithm, self._optimizer, clients, hearing.down)
+        self._store.put(sent.sender, said.clients)
+        sound = said.sound
+        everybody = bool(sound.all())
+        if not everybody:
+            hearing = only(hearing, sound)
+        parcel = self._encoded(said, hearing, sent, at_once=at_once)
+        answer = Words(parcel, said.up, said.steps, hearing.measured)
+        if not everybody:
+            known = (sent.ready + self._link.latency)[~sound].tolist()
+            broken = sent.sender[~sound]
+            self._failed += [(when, who, sent.question.round) for when, who in zip(known, broken.tolist(), strict=True)]
+            self._traffic.void(broken)
             sent.silent = ~sound
             rows = (sound.cumsum(0) - 1).clamp(min=0) if sound.any() else torch.empty(0, dtype=torch.int64)
-            answer, report = answer[rows], report[rows]  # a row for each, the silent ones' of no meaning
-        sent.answer, sent.report = answer, report
+            answer = answer[rows]  # a row for each, the silent ones' of no meaning
+        sent.answer = answer
+        told = zip(sent.sender.tolist(), sound.tolist(), strict=True)
+        self._said |= {client: (answer.up, row) for row, (client, whole) in enumerate(told) if whole}
+
+    def _encoded(self, said: Said, hearing: Hearing, sent: Sent, *, at_once: bool) -> Parcel:
+        """What those clients say that say something."""
+        return encode_up(self._coders, said, hearing, at_once=at_once, rng=self._rng["dither of clients"])
 
     def receive(self, count: int, within: float, since: int) -> Replies:
         """The earliest answers under way. Nobody waits longer than an exchange takes for answers that will never come;
@@ -254,9 +304,10 @@ class SimulatedFleet:
     def _counted(self, trip: Trip, said: _Saying, since: int) -> bool:
         """Whether an answer that has arrived counts, or was too late, and so is lost."""
         self.totals.up += said.octets
-        if self._traffic.is_void(trip) or said.round < since:
+        if self._traffic.is_void(trip) or trip.sent.question.round < since:
             self.totals.lost += 1
             return False
+        self._said.pop(trip.client, None)
         self.totals.contacts += 1
         self.totals.steps += said.steps
         self.totals.idle += said.steps == 0
@@ -276,6 +327,7 @@ class SimulatedFleet:
             "silence": self._silence,
             "failed": list(self._failed),
             "failures": self._failures,
+            "said": {client: up[row].tree() for client, (up, row) in self._said.items()},
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -286,6 +338,8 @@ class SimulatedFleet:
         self._traffic.restore(state["traffic"])
         self._since, self._silence = state["since"].clone(), state["silence"]
         self._failed, self._failures = list(state["failed"]), state["failures"]
+        made = self._algorithm.records.up
+        self._said = {client: (made.stack([made.from_tree(up)]), 0) for client, up in state["said"].items()}
 
     def _drop(self, broken: Sequence[tuple[int, int]]) -> None:
         self.totals.broken += len(broken)
@@ -306,14 +360,23 @@ class SimulatedFleet:
         return max(self._silence, back) if back < inf else self._silence
 
     def _replies(self, arrived: list[Trip]) -> Replies:
-        senders, answer = self._gather(arrived)
-        since, spent = self._clock.now(), torch.zeros(len(arrived), dtype=torch.float64)
+        since = self._clock.now()
+        replies = self._decoded(arrived, since) if arrived else self._nothing
+        heard = [(client, asked) for when, client, asked in self._failed if when <= since]
+        self._failed = [failure for failure in self._failed if failure[0] > since]
+        self._drop(heard)
+        self._failures = 0 if (replies.steps > 0).any() else self._failures + len(heard)
+        if self._failures > self._bearable:
+            raise Diverged(f"in round {heard[-1][1]} no client's progress is finite any more")
+        return replace(replies, failed=torch.tensor([client for client, _ in heard], dtype=torch.int64))
 
-        def refine(row: int, request: Packet) -> Packet:
-            trip = arrived[row]
-            assert trip.sent.report is not None  # it has arrived
-            refinement = self._codecs.up.refine(trip.sent.report[trip.row], request)
-            self.totals.refined += request.sent == answer.packet.bits
+    def _decoded(self, arrived: list[Trip], since: float) -> Replies:
+        senders, answer = _gather(arrived)
+        spent = torch.zeros(len(arrived), dtype=torch.float64)
+
+        def refine(place: int, row: int, request: Packet) -> Packet:
+            refinement = self._coders.up.refine(answer.up[row], place, request)
+            self.totals.refined += request.sent == answer.parcel.packets[place].bits
             self.totals.down += request.nbytes
             self.totals.up += refinement.nbytes
             sender = senders[row : row + 1]
@@ -321,48 +384,56 @@ class SimulatedFleet:
             self._clock.sleep_until(since + float(spent[row]))  # repairs of different clients go side by side
             return refinement
 
-        heard = [(client, asked) for when, client, asked in self._failed if when <= since]
-        self._failed = [failure for failure in self._failed if failure[0] > since]
-        failed = torch.tensor([client for client, _ in heard], dtype=torch.int64)
-        self._drop(heard)
-        self._failures = 0 if (answer.steps > 0).any() else self._failures + len(heard)
-        if self._failures > self._bearable:
-            raise Diverged(f"in round {heard[-1][1]} no client's progress is finite any more")
-        return Replies(senders=senders, answer=answer, refine=refine, failed=failed)
+        return Replies(
+            senders=senders,
+            up=self._coders.up.unpack(answer.parcel, self._keys(arrived), refine),
+            round=torch.tensor([trip.sent.question.round for trip in arrived]),
+            steps=answer.steps,
+            distances=answer.distances,
+            failed=self._nothing.failed,
+        )
 
-    def _gather(self, trips: list[Trip]) -> tuple[Ids, Answer]:
-        if not trips:
-            return torch.empty(0, dtype=torch.int64), self._silent
-        first, rows = trips[0].sent, [trip.row for trip in trips]
-        if any(trip.sent is not first for trip in trips):
-            first, rows = Sent.stack([trip.sent[trip.row] for trip in trips]), list(range(len(trips)))
-        assert first.answer is not None  # they have arrived
-        if rows == list(range(len(first.ready))):
-            return first.sender, first.answer
-        chosen = torch.tensor(rows)
-        return first.sender[chosen], first.answer[chosen]
+    def _keys(self, arrived: list[Trip]) -> dict[str, Tensor]:
+        """What both ends know of the messages that were answered."""
+        coder, told = self._coders.up, [trip.sent.question.down for trip in arrived]
+        if told[0] is None:
+            return {one.name: self._zero for one in coder.vectors}
+        if all(one is told[0] for one in told):
+            return keys_up(coder, told[0])
+        each = [keys_up(coder, one) for one in told if one is not None]
+        return {name: torch.stack([keys[name] for keys in each]) for name in each[0]}
+
+
+def _gather(trips: list[Trip]) -> tuple[Ids, Words]:
+    first, rows = trips[0].sent, [trip.row for trip in trips]
+    if any(trip.sent is not first for trip in trips):
+        first, rows = Sent.stack([trip.sent[trip.row] for trip in trips]), list(range(len(trips)))
+    assert first.answer is not None  # they have arrived
+    if rows == list(range(len(first.ready))):
+        return first.sender, first.answer
+    chosen = torch.tensor(rows)
+    return first.sender[chosen], first.answer[chosen]
 
 
 def _sayings(sent: Sent) -> list[_Saying]:
     """Of each of the answers."""
     assert sent.answer is not None  # it has arrived
-    octets = sent.answer.packet.nbytes // len(sent.answer.steps)
-    rows = zip(sent.answer.round.tolist(), sent.answer.steps.tolist(), strict=True)
-    return [_Saying(octets, asked, steps) for asked, steps in rows]
+    octets = sent.answer.parcel.nbytes // len(sent.answer.steps)
+    return [_Saying(octets, steps) for steps in sent.answer.steps.tolist()]
 
 
 def _saying(sent: Sent, row: int) -> _Saying:
     """Of one of them."""
     assert sent.answer is not None  # it has arrived
-    octets = sent.answer.packet.nbytes // len(sent.answer.steps)
-    return _Saying(octets, int(sent.answer.round[row]), int(sent.answer.steps[row]))
+    return _Saying(sent.answer.parcel.nbytes // len(sent.answer.steps), int(sent.answer.steps[row]))
 
 
-def _no_answer(nobody: ClientState, codecs: Codecs) -> Answer:
-    """In the shape of some, but without rows."""
-    packet = codecs.up.encode(nobody.base, torch.Generator(), distance=nobody.expected_steps, exact=nobody.buffers)
-    none = nobody.expected_steps
-    return Answer(packet=packet, round=nobody.taken, steps=nobody.taken, distance=none, speed=none)
+def _blank(message: type[Message], somebody: Any) -> Message:
+    """Of one row, in the shape of those that will come."""
+    vectors = {one.name: somebody.base[None] for one in message.vectors()}
+    return message(
+        statistics=somebody.buffers[None], **vectors, **{one.name: torch.zeros(1) for one in message.numbers()}
+    )
 
 
 def _longest(seconds: Tensor) -> float:

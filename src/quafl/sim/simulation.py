@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from math import inf, isfinite
+from math import inf
 from typing import Any
 
 import torch
@@ -10,21 +10,22 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from quafl.codec import Lattice
-from quafl.codec.directions import codecs_for
-from quafl.codec.packets import is_finite
+from quafl.codec.coders import coders_for
+from quafl.codec.seams import Codec, Codecs
 from quafl.core.optim import sgd
 from quafl.core.randomness import Generators
-from quafl.core.seams import Algorithm, Codec, Optimizer, ServerState, Task, Totals
+from quafl.core.seams import Algorithm, Optimizer, ServerState, Task, Totals
 from quafl.record.diagnostics import potential
-from quafl.record.rows import Row, make_row, worth
+from quafl.record.evaluations import Best, Diverged, Evaluations
+from quafl.record.rows import Row
 from quafl.sim.clock import VirtualClock
 from quafl.sim.executors import Name
-from quafl.sim.fleet import Diverged, SimulatedFleet
+from quafl.sim.fleet import SimulatedFleet
 from quafl.sim.world import World
 from quafl.tasks.precision import Precision
 from quafl.tasks.supervised import Data, Measure, Supervised
 
-STILL = 1000  # rounds at the same time, after which a run has no hope of ending
+MOTIONLESS = 1000  # rounds at the same time, after which a run has no hope of ending
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,22 +43,10 @@ class Plan:
         if not 0 < self.until < inf or not self.every > 0:
             raise ValueError(f"until is {self.until} and every {self.every}: both must be positive, and until finite")
 
-    def worth(self, row: Row) -> float:
-        """The higher, the better."""
-        return worth(row, self.metric, lower_is_better=self.lower_is_better)
-
-
-@dataclass(frozen=True, slots=True)
-class _Best:
-    """The best state evaluated so far."""
-
-    worth: float
-    server: ServerState
-
 
 class Simulation:
     """An iterator of rounds: each gives the row of an evaluation, or None. Between two, `state` is all that another
-    one, made from the same parts, needs to go on from there. `expected_steps` are the H_i, where they are known in
+    one, made from the same parts, needs to go on from there. `given` are numbers of the clients that the world knows in
     advance; `executor` is as in `simulate`."""
 
     def __init__(
@@ -66,39 +55,56 @@ class Simulation:
         clients: int,
         world: World,
         algorithm: Algorithm,
-        codec: Codec,
+        codec: Codec | Codecs,
         optimizer: Optimizer,
         plan: Plan,
         *,
-        expected_steps: Tensor | None = None,
+        given: Mapping[str, Tensor] | None = None,
         executor: str = "auto",
     ) -> None:
         if algorithm.sampled > clients:
             raise ValueError(
                 f"sampled is {algorithm.sampled}, there are only {clients} clients; sample at most all of them"
             )
-        self.rows: list[Row] = []
-        self.server = ServerState(*task.initial())
-        self.best = _Best(-inf, self.server)
+        self.server: ServerState = algorithm.start(*task.initial())
+        self._evaluations = Evaluations(
+            task,
+            self.server,
+            every=plan.every,
+            seed=plan.seed,
+            metric=plan.metric,
+            lower_is_better=plan.lower_is_better,
+            trains=True,
+        )
         self._task, self._algorithm, self._plan = task, algorithm, plan
-        self._rng, self._clock, self._codecs = Generators(plan.seed), VirtualClock(), codecs_for(algorithm, codec)
-        speeds, link = world.speeds(clients, self._rng, plan.until), world.link(clients, self._codecs)
+        self._rng, self._clock, self._coders = Generators(plan.seed), VirtualClock(), coders_for(algorithm, codec)
+        speeds, link = world.speeds(clients, self._rng, plan.until), world.link(clients, self._coders)
         self._fleet = SimulatedFleet(
             task,
             optimizer,
             algorithm,
-            self._codecs,
+            self._coders,
             self._clock,
             speeds,
             self._rng,
             link=link,
             limited=world.link_limited,
             unreachable=world.unreachable,
-            expected_steps=expected_steps,
+            given=given,
             executor=executor,
         )
         self._reach(self.server)
-        self._due, self._evaluated, self._still = 0.0, False, 0
+        self._evaluated, self._still = False, 0
+
+    @property
+    def rows(self) -> list[Row]:
+        """Of all evaluations so far."""
+        return self._evaluations.rows
+
+    @property
+    def best(self) -> Best:
+        """The best state evaluated so far."""
+        return self._evaluations.best
 
     @property
     def executor(self) -> str:
@@ -110,18 +116,19 @@ class Simulation:
         there is a row."""
         if not self.rows:
             yield self._evaluate()
-        for state in self._algorithm.rounds(self.server, self._fleet, self._codecs, self._clock, self._rng):
+        while True:
+            state = self._fleet.run(self._algorithm.round(self.server, self._rng))
             self._still = self._still + 1 if self._clock.now() == self._time else 0
-            if self._still == STILL:
+            if self._still == MOTIONLESS:
                 raise ValueError(
-                    f"{STILL} rounds took no simulated time: give the clients a latency or the algorithm a wait, and "
-                    f"let somebody be there"
+                    f"{MOTIONLESS} rounds took no simulated time: give the clients a latency or the algorithm a wait, "
+                    f"and let somebody be there"
                 )
             if self._clock.now() > self._plan.until:
                 break
             self._reach(state)
             self._evaluated = False
-            yield self._evaluate() if self._time >= self._due else None
+            yield self._evaluate() if self._time >= self._evaluations.due else None
         if not self._evaluated:
             yield self._evaluate()
 
@@ -129,57 +136,39 @@ class Simulation:
         """For `restore`: dictionaries, lists, tensors and numbers."""
         fleet = self._fleet.state()  # first: what it still has to compute draws from the generators
         return {
-            "server": _plain(self.server),
-            "best": {"worth": self.best.worth, "server": _plain(self.best.server)},
+            "server": self.server.tree(),
             "clock": self._clock.state(),
             "rng": self._rng.state(),
             "fleet": fleet,
-            "rows": [dict(row) for row in self.rows],
+            "evaluations": self._evaluations.state(),
             "time": self._time,
             "totals": asdict(self._totals),
             "spread": self._spread,
-            "due": self._due,
             "evaluated": self._evaluated,
             "still": self._still,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from there."""
-        self.server = ServerState(**state["server"])
-        self.best = _Best(state["best"]["worth"], ServerState(**state["best"]["server"]))
+        self.server = self._algorithm.records.server.from_tree(state["server"])
+        self._evaluations.restore(state["evaluations"], self._algorithm.records.server)
         self._clock.restore(state["clock"])
         self._rng.restore(state["rng"])
         self._fleet.restore(state["fleet"])
-        self.rows = [dict(row) for row in state["rows"]]
         self._time, self._totals, self._spread = state["time"], Totals(**state["totals"]), state["spread"]
-        self._due, self._evaluated, self._still = state["due"], state["evaluated"], state["still"]
+        self._evaluated, self._still = state["evaluated"], state["still"]
 
     def _reach(self, state: ServerState) -> None:
         """Where the run stands after a round."""
-        if not (isfinite(state.distance) and is_finite(state.model) and is_finite(state.buffers)):
-            raise Diverged(f"in round {state.round} the server's model is not finite")
+        self._evaluations.check(state)
         self.server, self._time, self._totals = state, self._clock.now(), replace(self._fleet.totals)
         self._spread = potential(state.model, self._fleet.clients.everybody().base) if self._plan.potential else None
 
     def _evaluate(self) -> Row:
-        score = self._task.evaluate(self.server.model, self.server.buffers)
-        if not isfinite(score["loss"]):
-            if not self.rows:
-                raise ValueError(f"the loss of the initial model is {score['loss']}; look at the model and the data")
-            raise Diverged(f"in round {self.server.round} the loss is {score['loss']}")
-        row = make_row(self._plan.seed, self._time, self.server, self._totals, score)
-        if self._spread is not None:
-            row["potential"] = self._spread
-        self.rows.append(row)
-        if self._plan.worth(row) > self.best.worth:
-            self.best = _Best(self._plan.worth(row), self.server)
-        self._due = self._plan.every * (self._time // self._plan.every + 1)
+        more = {} if self._spread is None else {"potential": self._spread}
+        row = self._evaluations.evaluate(self._time, self.server, self._totals, **more)
         self._evaluated = True
         return row
-
-
-def _plain(state: ServerState) -> dict[str, Any]:
-    return {**asdict(replace(state, extra={})), "extra": dict(state.extra)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +186,7 @@ def simulate(
     clients: Sequence[Data],
     algorithm: Algorithm,
     until: float,
-    codec: Codec = Lattice(bits=4),  # noqa: B008  # immutable
+    codec: Codec | Codecs = Lattice(bits=4),  # noqa: B008  # immutable
     optimizer: Optimizer = sgd(lr=0.1),  # noqa: B008
     loss: Measure = functional.cross_entropy,
     metrics: Mapping[str, Measure] | None = None,

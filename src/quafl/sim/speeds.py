@@ -1,12 +1,36 @@
 """How long local steps take, and when clients are there to take them."""
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from quafl.core.seams import Counts, Ids
 from quafl.sim.piecewise import Piecewise
+
+
+class Speeds(Protocol):
+    """How fast clients take local steps, and when they are there at all."""
+
+    def present(self, time: float) -> Tensor:
+        """Whether each client is there."""
+
+    def next_return(self, after: float) -> float:
+        """When somebody comes back, or for the first time."""
+
+    def relative(self) -> Tensor:
+        """Each client's speed when it first appears, over that of the fastest."""
+
+    def steps_within(self, ids: Ids, start: Tensor, stop: float, at_most: Counts) -> Counts:
+        """Steps completed in (start, stop]; the one under way at `stop` is dropped."""
+
+    def duration(self, ids: Ids, start: float, steps: Counts) -> Tensor:
+        """Time until `steps` steps are completed."""
+
+    def expected_steps(self, chance: float, round_time: float, budget: int) -> Tensor:
+        """H_i: each client's mean number of steps between two contacts, if it goes on as it begins, and takes part in a
+        round with this probability."""
 
 
 def fast_and_slow(clients: int, *, slow: float, means: tuple[float, float] = (2.0, 8.0)) -> Tensor:

@@ -1,80 +1,88 @@
 """The clients' states, copy on write: one that was never contacted is the newcomer, and costs nothing."""
 
+from dataclasses import fields, replace
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from quafl.core.seams import ClientState, Counts, Ids
+from quafl.core.seams import ClientState, Ids
+
+_Heavy: TypeAlias = tuple[Tensor, ...]  # a client's vectors, and its optimizer's state
+BETWEEN = ("progress", "taken")  # is none: local steps are computed at the contact, and begin anew after
 
 
 class Store:
-    """n clients between contacts. Progress is not kept: local steps are computed at the contact, and begin anew after.
+    """n clients between contacts: whatever vectors and numbers their algorithm has them keep.
 
-    `budget` and what else is `given` are fields that the world knows of each client, whatever happens.
+    `newcomers` have a row each; their vectors are the same for all, and `optimizer` is of one of them. What is `given`
+    are numbers that the world knows of each client, whatever happens.
     """
 
-    def __init__(self, newcomer: ClientState, budget: Counts, **given: Tensor) -> None:
-        self.budget = budget
-        self._newcomer = newcomer
-        self._given = {"budget": budget, **given}
-        self._counters = {name: getattr(newcomer, name).expand(len(budget)).clone() for name in _COUNTERS}
+    def __init__(self, newcomers: Any, optimizer: tuple[Tensor, ...], **given: Tensor) -> None:
+        tensors = {f.name: getattr(newcomers, f.name) for f in fields(newcomers) if f.name != "optimizer"}
+        self._shape: ClientState = newcomers
+        self._vectors = [name for name, rows in tensors.items() if rows.dim() > 1 and name not in BETWEEN]
+        self._numbers = {
+            name: rows.clone() for name, rows in tensors.items() if rows.dim() == 1 and name not in BETWEEN
+        }
+        self._given = given
+        self._newcomer: _Heavy = (*(tensors[name][0] for name in self._vectors), *optimizer)
         self._known: dict[int, _Heavy] = {}
 
     def __len__(self) -> int:
-        return len(self.budget)
+        return len(self._shape.steps)
 
     @property
     def known(self) -> int:
         """How many clients have a state of their own."""
         return len(self._known)
 
-    def __getitem__(self, ids: Ids) -> ClientState:
+    def __getitem__(self, ids: Ids) -> Any:
         """Those clients, a row each, not to be changed in place."""
-        base, buffers, *optimizer = (
-            map(_stack, zip(*map(self._row, ids.tolist()), strict=True))
-            if len(ids)
-            else (tensor.new_empty((0, *tensor.shape)) for tensor in _heavy(self._newcomer))
-        )
-        counters = {name: values[ids] for name, values in (self._counters | self._given).items()}
-        return ClientState(
-            base=base,
-            progress=base.new_zeros(()).expand_as(base),
-            buffers=buffers,
-            optimizer=tuple(optimizer),
+        if len(ids):
+            heavy = [_stack(tensors) for tensors in zip(*map(self._row, ids.tolist()), strict=True)]
+        else:
+            heavy = [tensor.new_empty((0, *tensor.shape)) for tensor in self._newcomer]
+        return self._made(ids, heavy)
+
+    def outline(self, ids: Ids) -> Any:
+        """Those clients' numbers; their vectors have no coordinates."""
+        return self._made(ids, [torch.empty(len(ids), 0) for _ in self._newcomer])
+
+    def _made(self, ids: Ids, heavy: list[Tensor]) -> Any:
+        vectors = dict(zip(self._vectors, heavy, strict=False))
+        return replace(
+            self._shape,
+            **vectors,
+            **{name: values[ids] for name, values in (self._numbers | self._given).items()},
+            progress=vectors["base"].new_zeros(()).expand_as(vectors["base"]),
             taken=torch.zeros_like(ids),
-            **counters,
+            optimizer=tuple(heavy[len(self._vectors) :]),
         )
 
-    def put(self, ids: Ids, clients: ClientState) -> None:
+    def put(self, ids: Ids, clients: Any) -> None:
         """Keep what those clients have become."""
-        self._known |= zip(ids.tolist(), zip(*map(_own_rows, _heavy(clients)), strict=True), strict=True)
-        self._counters = {
-            name: values.index_copy(0, ids, getattr(clients, name)) for name, values in self._counters.items()
+        heavy = (*(getattr(clients, name) for name in self._vectors), *clients.optimizer)
+        self._known |= zip(ids.tolist(), zip(*map(_own_rows, heavy), strict=True), strict=True)
+        self._numbers = {
+            name: values.index_copy(0, ids, getattr(clients, name)) for name, values in self._numbers.items()
         }
 
-    def everybody(self) -> ClientState:
+    def everybody(self) -> Any:
         """All n, a row each."""
         return self[torch.arange(len(self))]
 
     def state(self) -> dict[str, Any]:
         """For `restore`."""
-        return {"known": dict(self._known), "counters": dict(self._counters)}  # shared, and never changed in place
+        return {"known": dict(self._known), "numbers": dict(self._numbers)}  # shared, and never changed in place
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from there."""
-        self._known, self._counters = dict(state["known"]), dict(state["counters"])
+        self._known, self._numbers = dict(state["known"]), dict(state["numbers"])
 
-    def _row(self, client: int) -> "_Heavy":
-        return self._known.get(client) or _heavy(self._newcomer)
-
-
-_COUNTERS = "steps", "round", "contacts", "expected_steps"
-_Heavy: TypeAlias = tuple[Tensor, ...]  # a client's model, buffers and optimizer
-
-
-def _heavy(client: ClientState) -> _Heavy:
-    return client.base, client.buffers, *client.optimizer
+    def _row(self, client: int) -> _Heavy:
+        return self._known.get(client) or self._newcomer
 
 
 def _stack(tensors: tuple[Tensor, ...]) -> Tensor:

@@ -1,5 +1,6 @@
 """Answers on their way to the server, over a link that carries only so many exchanges at a time."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from heapq import heappop, heappush, heapreplace
 from math import inf
@@ -7,13 +8,33 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from quafl.core.rows import Rows
-from quafl.core.seams import Answer, Counts, Ids, Model
+from quafl.codec.coders import Parcel
+from quafl.core.messages import Message
+from quafl.core.seams import Counts, Ids
+from quafl.core.structs import Struct
 from quafl.sim.link import Link
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A message of the server to some clients, as far as their answers need it."""
+
+    round: int
+    down: Message | None  # what the answers are near to; None where nobody needs it
+
+
+@dataclass(frozen=True, slots=True)
+class Words(Struct):
+    """What clients say, a row each."""
+
+    parcel: Parcel
+    up: Message  # kept by the senders until they know that it was applied
+    steps: Counts
+    distances: Mapping[str, Tensor]
+
+
 @dataclass(slots=True)
-class Sent(Rows):
+class Sent(Struct):
     """Answers of clients that were contacted together; what they say may be found out only when the first arrives."""
 
     ready: Tensor  # when each begins to wait for the server's link
@@ -21,10 +42,8 @@ class Sent(Rows):
     up: Counts
     sender: Ids
     silent: Tensor  # bool: rows that have turned out to have nothing to say
-    answer: Answer | None = None
-    report: Model | None = (
-        None  # kept by the sender until the answer has arrived, for repairs; empty if none are needed
-    )
+    question: Told
+    answer: Words | None = None
 
     @property
     def computed(self) -> bool:
@@ -45,8 +64,8 @@ class Trip(NamedTuple):
 class Traffic:
     """Exchanges begin in the order in which the clients are ready, `lanes` at a time."""
 
-    def __init__(self, link: Link, lanes: int) -> None:
-        self._link = link
+    def __init__(self, link: Link, lanes: int, up: type[Message], down: type[Message]) -> None:
+        self._link, self._up, self._down = link, up, down
         self._waiting: list[Trip] = []  # for the link, by the time they are ready
         self._moving: list[Trip] = []  # by the time they arrive
         self._free = [0.0] * lanes  # when each lane is
@@ -97,20 +116,34 @@ class Traffic:
             "trips": self._trips,
             "latest": dict(self._latest),
             "waiting": len(waiting),
-            "when": [trip.when for trip in trips],
-            "numbers": [trip.number for trip in trips],
-            "sent": Sent.stack([trip.sent[trip.row] for trip in trips]).tree() if trips else None,
+            "trips under way": [_plain(trip) for trip in trips],
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from there."""
         self._free, self._trips, self._latest = list(state["free"]), state["trips"], dict(state["latest"])
-        trips = list[Trip]()
-        if state["sent"] is not None:
-            sent = Sent.from_tree(state["sent"])
-            places = zip(state["when"], state["numbers"], sent.sender.tolist(), strict=True)
-            trips = [Trip(when, number, client, row, sent) for row, (when, number, client) in enumerate(places)]
+        trips = [self._trip(**plain) for plain in state["trips under way"]]
         self._waiting, self._moving = trips[: state["waiting"]], trips[state["waiting"] :]  # sorted: heaps
+
+    def _trip(
+        self,
+        when: float,
+        number: int,
+        round: int,
+        told: dict[str, Any] | None,
+        said: dict[str, Any],
+        **sent: Any,
+    ) -> Trip:
+        """What `_plain` wrote down."""
+        question = Told(round, None if told is None else self._down.from_tree(told))
+        answer = Words(
+            parcel=Parcel.from_tree(sent.pop("parcel")),
+            up=self._up.from_tree(said),
+            steps=sent.pop("steps"),
+            distances=sent.pop("distances"),
+        )
+        one = Sent(**sent, question=question, answer=answer)
+        return Trip(when, number, int(one.sender), 0, one.each(lambda tensor: tensor.unsqueeze(0)))
 
     def _begin(self, trip: Trip, departure: float) -> None:
         if self.is_void(trip):
@@ -121,3 +154,21 @@ class Traffic:
             end += float(self._link.transfer(sent.sender[place], departure, sent.down[place], sent.up[place]))
         heapreplace(self._free, end)
         heappush(self._moving, trip._replace(when=end))
+
+
+def _plain(trip: Trip) -> dict[str, Any]:
+    """One answer under way, as dictionaries, tensors and numbers."""
+    one, question = trip.sent[trip.row], trip.sent.question
+    assert one.answer is not None  # it has been computed
+    sent = {name: getattr(one, name) for name in ("ready", "down", "up", "sender", "silent")}
+    return {
+        "when": trip.when,
+        "number": trip.number,
+        "round": question.round,
+        "told": None if question.down is None else question.down.tree(),
+        "said": one.answer.up.tree(),
+        "parcel": one.answer.parcel.tree(),
+        "steps": one.answer.steps,
+        "distances": dict(one.answer.distances),
+        **sent,
+    }

@@ -10,8 +10,9 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from quafl.codec.coders import Coders
 from quafl.core.randomness import Generators, derive
-from quafl.core.seams import Algorithm, Codecs
+from quafl.core.seams import Algorithm
 from quafl.sim.link import Link
 from quafl.sim.piecewise import Piecewise
 from quafl.sim.speeds import Constant, Exponential, fast_and_slow, interrupted
@@ -94,7 +95,7 @@ class World:
         rates = Piecewise.of(self._rates(clients, rng, until))
         return Exponential(rates, rng["speeds"]) if self.step_law == "exponential" else Constant(rates)
 
-    def link(self, clients: int, codecs: Codecs) -> Link:
+    def link(self, clients: int, coders: Coders) -> Link:
         """sit: the paper's 10·b/32, for the mean b of the two directions, or what bandwidths make of the octets."""
         if self.trace is not None:
             lines = _read_trace(self.trace, clients)
@@ -106,20 +107,20 @@ class World:
             return Link(0.0, down=down, up=Piecewise.steady(_each(self.up_bandwidth, clients, "up_bandwidth")))
         if self.up_bandwidth is not None or self.down_bandwidth is not None:
             raise ValueError("only one of up_bandwidth and down_bandwidth is given; give both, or neither")
-        return Link(self.latency_at_32_bits * (codecs.up.bits + codecs.down.bits) / 64)
+        return Link(self.latency_at_32_bits * (coders.up.bits + coders.down.bits) / 64)
 
-    def expected_steps(self, algorithm: Algorithm, clients: int, codecs: Codecs, rng: Generators) -> Tensor:
+    def expected_steps(self, algorithm: Algorithm, clients: int, coders: Coders, rng: Generators) -> Tensor:
         """H_i in closed form, where it exists: contacts at random, in rounds of equal length, of clients that never
         change."""
-        speeds, link = self.speeds(clients, rng, until=0.0), self.link(clients, codecs)
+        speeds, link = self.speeds(clients, rng, until=0.0), self.link(clients, coders)
         changing = speeds.rates.values.shape[-1] > 1 or self.present_for < inf
         if changing or link.up is not None or self.unreachable:
             raise ValueError(
                 "the expected numbers of steps have no closed form when speeds change, clients come and go, contacts "
                 "get lost, or octets take their time; let the clients measure them"
             )
-        (budget,) = algorithm.budget(speeds.relative()).unique().tolist()
-        return speeds.expected_steps(algorithm.sampled / clients, link.latency + algorithm.wait, budget).float()
+        rate, budget = algorithm.sampled / clients, algorithm.local_steps
+        return speeds.expected_steps(rate, link.latency + algorithm.wait, budget).float()
 
     def _rates(self, clients: int, rng: Generators, until: float) -> list[Pieces]:
         if self.trace is not None:

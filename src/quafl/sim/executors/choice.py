@@ -8,14 +8,14 @@ from functools import partial
 from hashlib import blake2b
 from math import ceil
 from time import perf_counter
-from typing import Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from quafl.core.optim import sgd
-from quafl.core.seams import ClientState, Counts, Ids, Optimizer, Task
+from quafl.core.seams import Counts, Direction, Ids, Optimizer, Task
 from quafl.record.files import write_atomically
 from quafl.sim.executors.groups import in_groups
 from quafl.sim.executors.lanes import (
@@ -46,7 +46,7 @@ class Executor(Protocol):
 
     name: str
 
-    def __call__(self, clients: ClientState, ids: Ids, counts: Counts) -> ClientState:
+    def __call__(self, clients: Any, ids: Ids, counts: Counts) -> Any:
         """The clients after `counts` more steps each."""
 
 
@@ -57,7 +57,8 @@ class Choice:
 
     task: Task
     optimizer: Optimizer
-    newcomer: ClientState
+    direction: Direction | None
+    newcomer: Any
     clients: int
     sampled: int
     typical: Callable[[], Counts]
@@ -66,7 +67,7 @@ class Choice:
         """One of a `Name`, or the very one that had this name before. What cannot be executed as asked is executed one
         client after another, and one line says why."""
         if name == "sequential" or (name == "auto" and not self._on_gpu):
-            return Sequential(self.task, self.optimizer)
+            return Sequential(self.task, self.optimizer, self.direction)
         try:
             if not can_be_together(self.task):
                 raise Unsuitable(f"{type(self.task).__name__} has no pure_gradient")
@@ -80,11 +81,11 @@ class Choice:
             return self._fastest(sizes, self.task)
         except Unsuitable as error:
             _log.warning("clients train one after another, because they cannot train together: %s", error)
-            return Sequential(self.task, self.optimizer)
+            return Sequential(self.task, self.optimizer, self.direction)
 
     @property
     def _on_gpu(self) -> bool:
-        return self.newcomer.base.device.type == "cuda"
+        return bool(self.newcomer.base.device.type == "cuda")
 
     def _whole(self, task: Together) -> Ids:
         """Clients that have whole batches."""
@@ -103,12 +104,12 @@ class Choice:
 
     def _lanes(self, label: str, size: int, task: Together) -> Executor:
         most = min(self.sampled, MOST_BRANCHES) if size == 1 else size
-        lanes = lanes_for(self.newcomer, int(self._whole(task)[0]), most)
+        lanes = lanes_for(self.newcomer, int(self._whole(task)[0]), most, hooked=self.direction is not None)
         some = self._whole(task)[:TRIED]
         steps = torch.full((len(some),), TRIED)
-        theirs = self._run(Sequential(task, self.optimizer), some, steps)
+        theirs = self._run(Sequential(task, self.optimizer, self.direction), some, steps)
         try:
-            made = Lanes(label, partial(in_groups, size), size, task, self.optimizer, lanes)
+            made = Lanes(label, partial(in_groups, size), size, task, self.optimizer, self.direction, lanes)
             mine = self._run(made, some, steps)
         except Unsuitable:
             raise
@@ -159,17 +160,19 @@ class Choice:
         torch.cuda.synchronize(here)
         return float(taken) / (perf_counter() - began)
 
-    def _run(self, executor: Executor, ids: Ids, steps: Counts) -> ClientState:
+    def _run(self, executor: Executor, ids: Ids, steps: Counts) -> Any:
         newcomers = self.newcomer.each(lambda tensor: tensor.expand(len(ids), *tensor.shape))
         return executor(newcomers, ids, steps)
 
     def _key(self, sizes: dict[str, int], task: Together) -> str:
         """What the measurement depends on."""
-        lanes = lanes_for(self.newcomer, int(self._whole(task)[0]), 1)
+        lanes = lanes_for(self.newcomer, int(self._whole(task)[0]), 1, hooked=self.direction is not None)
         one: Lane = pytree.tree_map(lambda rows: rows[0], lanes)
         shapes = [tuple(tensor.shape) for tensor in flatten(one.state)]
         device = torch.cuda.get_device_name(one.factor.device)
-        code = trace(step_of(task.pure_gradient, sgd(1.0)), one._replace(state=one.state._replace(optimizer=()))).code
+        code = trace(
+            step_of(task.pure_gradient, sgd(1.0), self.direction), one._replace(state=one.state._replace(optimizer=()))
+        ).code
         facts = code, shapes, self.sampled, sizes  # whatever the learning rate
         return blake2b(repr((*facts, task.precision, device, torch.__version__)).encode(), digest_size=16).hexdigest()
 

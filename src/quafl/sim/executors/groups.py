@@ -14,7 +14,7 @@ import torch
 from torch.func import vmap
 from torch.utils import _pytree as pytree
 
-from quafl.core.seams import Optimizer
+from quafl.core.seams import Direction, Optimizer
 from quafl.sim.executors.lanes import Advance, Gradient, Lane, step_of
 from quafl.sim.executors.layers import SINGLE, STACKED, Layers
 from quafl.sim.executors.tracing import compiled, preserved, trace
@@ -24,13 +24,13 @@ WARM = 2  # runs outside of a graph first: libraries allocate and choose on thei
 GRAPHS = 8  # at most, for different numbers of groups
 
 
-def in_groups(size: int, gradient: Gradient, optimizer: Optimizer, lanes: Lane) -> Advance:
+def in_groups(size: int, gradient: Gradient, optimizer: Optimizer, direction: Direction | None, lanes: Lane) -> Advance:
     """An engine for lanes whose number is a multiple of `size`."""
     groups = [_part(lanes, first, size) for first in range(0, len(lanes.factor), size)]
     if size > 1:
         gradient = vmap(gradient, randomness="different")
     with Layers(SINGLE if size == 1 else STACKED):
-        graph = trace(step_of(gradient, optimizer), groups[0])
+        graph = trace(step_of(gradient, optimizer, direction), groups[0])
     run = compiled(graph, groups[0])
     steps = [partial(run, group) for group in groups]
     if lanes.factor.device.type != "cuda":

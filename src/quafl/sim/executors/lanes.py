@@ -7,14 +7,15 @@ the next one, who may change lanes; those that run dry are the last, and an engi
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import chain
-from typing import NamedTuple, Protocol, TypeAlias, TypeGuard
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeGuard
 
 import torch
 from torch import Tensor
 
-from quafl.core.seams import Buffers, ClientState, Counts, Ids, Model, Optimizer, OptimizerState, Task
+from quafl.core.messages import Buffers, Model
+from quafl.core.seams import ClientState, Counts, Direction, Ids, Optimizer, OptimizerState, Task
 from quafl.sim.executors.sequential import Sequential
 from quafl.tasks.precision import Precision, arithmetic
 
@@ -51,6 +52,7 @@ class Lane(NamedTuple):
     """All that a step needs."""
 
     state: State
+    own: dict[str, Model]  # what the algorithm's direction may look at, and a step does not change
     factor: Tensor  # of the displacement
     client: Tensor
     step: Tensor
@@ -59,7 +61,8 @@ class Lane(NamedTuple):
 Step: TypeAlias = Callable[[Lane], State]
 Advance: TypeAlias = Callable[[int], object]  # the first so many lanes take a step, in place; more do no harm
 Gradient: TypeAlias = Callable[..., tuple[Model, Buffers]]
-Engine: TypeAlias = Callable[[Gradient, Optimizer, Lane], Advance]  # from a lane's gradient, and all lanes, a row each
+# From a lane's gradient, the optimizer, the algorithm's direction, and all lanes, a row each.
+Engine: TypeAlias = Callable[[Gradient, Optimizer, Direction | None, Lane], Advance]
 
 
 def can_be_together(task: Task) -> TypeGuard[Together]:
@@ -67,42 +70,75 @@ def can_be_together(task: Task) -> TypeGuard[Together]:
     return all(hasattr(task, part) for part in ("precision", "same_shape", "pure_gradient"))
 
 
-def step_of(gradient: Gradient, optimizer: Optimizer) -> Step:
+class Hooked(NamedTuple):
+    """A client in a lane, as the algorithm's direction sees it."""
+
+    progress: Model
+    own: dict[str, Model]
+
+    def __getattr__(self, name: str) -> Model:
+        try:
+            return self.own[name]
+        except KeyError:
+            raise AttributeError(f"a local step's direction may use a client's vectors, not its {name!r}") from None
+
+
+def step_of(gradient: Gradient, optimizer: Optimizer, direction: Direction | None) -> Step:
     """`core.client.local_step` on the local model itself: x ← x − factor·displacement. For one lane or all of them, as
     the gradient is."""
 
     def step(lane: Lane) -> State:
         model, buffers, state = lane.state
         gradients, buffers = gradient(model, buffers, lane.client, lane.step)
+        if direction is not None:
+            gradients = direction(Hooked(lane.own["base"] - model, lane.own), gradients)
         displacement, state = optimizer.update(gradients, state)
         return State(model - lane.factor.unsqueeze(-1) * displacement, buffers, state)
 
     return step
 
 
-def lanes_for(newcomer: ClientState, client: int, width: int) -> Lane:
-    """Room for `width` clients, filled with newcomers that have a client's data."""
+def lanes_for(newcomer: Any, client: int, width: int, *, hooked: bool) -> Lane:
+    """Room for `width` clients, filled with newcomers that have a client's data; if `hooked`, also for the vectors that
+    a direction may look at."""
 
     def row_each(tensor: Tensor) -> Tensor:
         return _aligned(tensor.expand(width, *tensor.shape))
 
     state = State(row_each(newcomer.base), row_each(newcomer.buffers), tuple(map(row_each, newcomer.optimizer)))
+    own = {name: row_each(vector) for name, vector in vectors_of(newcomer).items()} if hooked else {}
     factor, someone, first = (torch.tensor(value, device=newcomer.base.device) for value in (1.0, client, 0))
-    return Lane(state, row_each(factor), row_each(someone), row_each(first))
+    return Lane(state, own, row_each(factor), row_each(someone), row_each(first))
+
+
+def vectors_of(clients: Any) -> dict[str, Model]:
+    """Those that local steps do not change: the base, and what an algorithm has beside it."""
+    changing = {f.name for f in fields(ClientState)} - {"base"}
+    found = {f.name: getattr(clients, f.name) for f in fields(clients) if f.name not in changing}
+    return {name: tensor for name, tensor in found.items() if tensor.dim() == clients.base.dim()}
 
 
 class Lanes:
     """Executes steps in lanes, of which the engine runs `size` at a time; clients whose batches are smaller than the
     others' take theirs one after another."""
 
-    def __init__(self, name: str, engine: Engine, size: int, task: Together, optimizer: Optimizer, lanes: Lane) -> None:
+    def __init__(
+        self,
+        name: str,
+        engine: Engine,
+        size: int,
+        task: Together,
+        optimizer: Optimizer,
+        direction: Direction | None,
+        lanes: Lane,
+    ) -> None:
         self.name = name
         self._task, self._optimizer, self._lanes, self._size = task, optimizer, lanes, size
         with on(lanes.factor.device), arithmetic(task.precision, lanes.factor.device):
-            self._advance = engine(task.pure_gradient, optimizer, lanes)
-        self._alone = Sequential(task, optimizer)
+            self._advance = engine(task.pure_gradient, optimizer, direction, lanes)
+        self._alone = Sequential(task, optimizer, direction)
 
-    def __call__(self, clients: ClientState, ids: Ids, counts: Counts) -> ClientState:
+    def __call__(self, clients: Any, ids: Ids, counts: Counts) -> Any:
         """The clients after `counts` more steps each."""
         together = self._task.same_shape(ids)
         with on(clients.base.device):
@@ -110,7 +146,7 @@ class Lanes:
         rest = (~together & (counts > 0)).nonzero().squeeze(-1)
         return after.with_rows(rest, self._alone(after[rest], ids[rest], counts[rest])) if len(rest) else after
 
-    def _in_lanes(self, clients: ClientState, ids: Ids, counts: Counts) -> ClientState:
+    def _in_lanes(self, clients: Any, ids: Ids, counts: Counts) -> Any:
         total, longest = int(counts.sum()), int(counts.max()) if len(counts) else 0
         if not total:
             return clients
@@ -123,12 +159,14 @@ class Lanes:
         pairs = moves.split([len(some) for some in (*plan.come, *plan.go)], dim=-1)
         factor = torch.ones(len(ids)) if self._optimizer.factor is None else self._optimizer.factor(clients.round)
         factor = factor.to(here)
-        seats = flatten(self._lanes.state)
+        seats, own = flatten(self._lanes.state), self._lanes.own
+        vectors = vectors_of(clients)
         now = [part.clone() for part in (clients.base, clients.buffers, *clients.optimizer)]
         for tick, active in enumerate(plan.active):
             lane, row = pairs[tick]
             if len(lane):
-                for seat, part in zip((*seats, self._lanes.factor), (*now, factor), strict=True):
+                come = (*now, factor, *(vectors[name] for name in own))
+                for seat, part in zip((*seats, self._lanes.factor, *own.values()), come, strict=True):
                     seat.index_copy_(0, lane, part.index_select(0, row))
             self._lanes.client[: plan.width].copy_(work[0, tick])
             self._lanes.step[: plan.width].copy_(work[1, tick])
@@ -148,7 +186,7 @@ class Lanes:
         )
 
 
-class Plan(NamedTuple):
+class Timetable(NamedTuple):
     """Who does what when: lists by tick, and in them by lane."""
 
     width: int
@@ -159,12 +197,12 @@ class Plan(NamedTuple):
     go: list[list[tuple[int, int]]]  # that end in it, or break off
 
 
-def share_out(counts: Sequence[int], width: int) -> Plan:
+def share_out(counts: Sequence[int], width: int) -> Timetable:
     """As few ticks as there can be (McNaughton, 1959): lane after lane is filled to its end. What is left of a client
     then opens the next lane, and so comes first."""
     total, longest = sum(counts), max(counts, default=0)
     ticks = max(longest, -(-total // width))
-    plan = Plan(
+    plan = Timetable(
         width=width,
         rows=[[counts.index(longest)] * width for _ in range(ticks)],
         steps=[[0] * width for _ in range(ticks)],

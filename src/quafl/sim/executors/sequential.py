@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from quafl.core.client import local_step
-from quafl.core.seams import ClientState, Counts, Ids, Optimizer, Task
+from quafl.core.client import Client, local_step
+from quafl.core.seams import Counts, Direction, Ids, Optimizer, Task
 
 
 class Sequential:
@@ -11,19 +11,19 @@ class Sequential:
 
     name = "sequential"
 
-    def __init__(self, task: Task, optimizer: Optimizer) -> None:
-        self._task = task
-        self._optimizer = optimizer
+    def __init__(self, task: Task, optimizer: Optimizer, direction: Direction | None = None) -> None:
+        self._task, self._optimizer, self._direction = task, optimizer, direction
 
-    def __call__(self, clients: ClientState, ids: Ids, counts: Counts) -> ClientState:
+    def __call__(self, clients: Client, ids: Ids, counts: Counts) -> Client:
         """The clients after `counts` more steps each."""
         rows = []
         for row, (client_id, count) in enumerate(zip(ids.tolist(), counts.tolist(), strict=True)):
             client = clients[row]
             first = int(client.steps)
             for step in range(first, first + count):
-                client = local_step(client, self._task, self._task.batch(client_id, step), self._optimizer)
+                batch = self._task.batch(client_id, step)
+                client = local_step(client, self._task, batch, self._optimizer, self._direction)
             rows.append(replace(client, base=client.base.new_empty(0)))  # it has not changed: nothing to copy
         if len(rows) == 1:
             return replace(rows[0].each(lambda tensor: tensor.unsqueeze(0)), base=clients.base)
-        return replace(ClientState.stack(rows), base=clients.base) if rows else clients
+        return replace(type(clients).stack(rows), base=clients.base) if rows else clients
