@@ -2,10 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
-FEDERATED := provision streams federation defence flare processes attacks
+FEDERATED := provision streams federation server_side client_side restarts defence flare processes attacks
 
 .DEFAULT_GOAL := help
-.PHONY: help demo federation test test-federation lint bench-codec bench-sim bench-gpu bench-federation bench-attacks record-tasks \
+.PHONY: help demo federation test test-federation lint rehearse bench-codec bench-sim bench-gpu bench-federation bench-attacks record-tasks \
   tune-demo format clean
 
 help: ## Show this help
@@ -29,6 +29,9 @@ test: lint ## Check format, lint, types, and run all tests
 
 test-federation: $(INSTALLED) ## Test and attack federations of real processes: joins, crashes, intruders, a slow link (minutes)
 	$(BIN)/pytest $(FEDERATED:%=tests/test_%.py) -m "" --timeout 300
+
+rehearse: $(INSTALLED) ## Rehearse the protocol under 10,000 schedules of faults (ten minutes on two cores)
+	$(BIN)/python -m quafl.rehearsal --schedules 10000 --processes 2
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .

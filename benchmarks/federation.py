@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from math import inf
 from pathlib import Path
@@ -28,18 +29,25 @@ import grpc
 import torch
 
 from quafl import Lattice, QuAFL, sgd
-from quafl.codec import Identity, wire
+from quafl.codec import Identity
+from quafl.codec.coders import coders_for
+from quafl.codec.seams import Codec
+from quafl.core.conversation import Await, Clients, Look, Replies, Round, Tell
+from quafl.core.quafl import Down, Up
+from quafl.core.quafl import Server as QuAFLServer
 from quafl.core.randomness import Generators
-from quafl.core.seams import Codec, Codecs, Note, ServerState
-from quafl.deploy import messages, provision
-from quafl.deploy.carrier import Loop, Octets, Unreachable
-from quafl.deploy.clock import WallClock
-from quafl.deploy.fleet import NetworkFleet
+from quafl.deploy import provision
+from quafl.deploy.carrier import Hears, Loop
+from quafl.deploy.client import Driver as ClientDriver
 from quafl.deploy.journal import Journal
-from quafl.deploy.members import Limits
-from quafl.deploy.messages import Contact, Finished, Hello, Received, Reply, Welcome
-from quafl.deploy.streams import GrpcClient, GrpcServer, largest_message
-from quafl.deploy.worker import Terms, Worker
+from quafl.deploy.server import Driver
+from quafl.deploy.streams import GrpcClient, GrpcServer
+from quafl.protocol import messages
+from quafl.protocol.carrier import SERVER, Octets, Unreachable
+from quafl.protocol.client import ClientSide, Terms
+from quafl.protocol.members import Limits
+from quafl.protocol.messages import Contact, Finished, Hello, Received, Reply, Welcome, largest_message
+from quafl.protocol.server import ServerSide
 from quafl.run.versions import versions
 from quafl.tasks.local import Local
 from quafl.tasks.models import mlp
@@ -49,6 +57,7 @@ RECORD = RESULTS / "federation.json"
 SIZES = {"1.5 MB": 1_500_000, "25 MB": 25_000_000}
 CONTACTS = {"1.5 MB": 60, "25 MB": 20}
 WARM = 3  # contacts before the clock runs
+PATIENCE = 120.0  # seconds for a contact
 ECHO = b"ECHO"  # what begins so is sent back as it is
 BEGIN, END = b"BEGI", b"END."  # what is measured in between
 CROWD, HOSTS = 2000, 4  # clients that are connected at the same time, processes that they share
@@ -63,10 +72,27 @@ def network(octets: int, bits: int) -> torch.nn.Module:
     return mlp(784, max(1, (parameters - 10) // 795), 10, seed=0)
 
 
+class Contacts(QuAFL):
+    """A round is one whole contact: encoded, there, back, checked, journalled and decoded. Clients take turns, and the
+    server's model stays."""
+
+    def round(self, server: QuAFLServer, rng: Generators) -> Round[QuAFLServer]:
+        clients: Clients = yield Look()
+        to = clients.present[server.round % len(clients.present)][None]
+        nobody = torch.tensor(inf, dtype=torch.float64)
+        down = Down(model=server.model, statistics=server.buffers, slowest=nobody)
+        yield Tell(to, down, replace(server, expected={"model": 1.0}))
+        replies: Replies = yield Await(1, within=PATIENCE, since=server.round)
+        if not len(replies.senders):
+            raise RuntimeError(f"client {int(to)} has not answered")
+        return replace(server, round=server.round + 1)
+
+
 def terms_of(options: dict[str, Any]) -> Terms:
     codec: Codec = Identity() if options["bits"] == 32 else Lattice(bits=options["bits"])
-    algorithm = QuAFL(sampled=options.get("sampled", 1), local_steps=options.get("steps", 10**9), patience=60.0)
-    return Terms(algorithm, Codecs(up=codec, down=codec), sgd(0.01))
+    made = QuAFL if options["measure"] == "rounds" else Contacts
+    algorithm = made(sampled=options.get("sampled", 1), local_steps=options.get("steps", 10**9), patience=60.0)
+    return Terms(algorithm, coders_for(algorithm, codec), sgd(0.01))
 
 
 def local_of(options: dict[str, Any]) -> Local:
@@ -99,24 +125,15 @@ class Client:
         self._memory = Memory()
         self._options = options
         self._task = Gated(local_of(options))
-        self.largest = largest_message(*(len(part) for part in self._task.initial()))
         self._carrier: Any = BareClient(kit) if options.get("bare") else GrpcClient(Loop("carrier"), kit.path, None)
-        self._worker = Worker(
-            self._task,
-            kit.path / "state",
-            lambda text: terms_of(options),
-            self._carrier.ask,
-            step_seconds=seconds,
-            checkpoint_seconds=1e6,
+        machine = ClientSide(
+            kit.name, self._task, lambda text: terms_of(options), os.urandom(16).hex(), step_seconds=seconds
         )
+        self._driver = ClientDriver(machine, kit.path / "state", self._carrier.ask, checkpoint_seconds=1e6)
 
     def run(self) -> None:
-        self._carrier.start(self._worker.session, self.hear, largest=self.largest)
-        self._worker.begin()
-        while not self._worker.finished:
-            with suppress(Unreachable):
-                self._worker.say_hello()
-            sleep(0.5)
+        self._carrier.start(self._driver.machine.session, self.hear, largest=self._driver.largest)
+        self._driver.run(Event())
         os._exit(0)
 
     def hear(self, octets: Octets) -> bytes:
@@ -131,7 +148,7 @@ class Client:
         if kind == END:
             self._task.gate.set()
             return json.dumps({"grown": self._memory.grown(), "cpu": process_time()}).encode()
-        return self._worker.hear(octets)
+        return self._driver.hear(octets)
 
 
 class Server:
@@ -139,58 +156,63 @@ class Server:
 
     def __init__(self, kit: provision.Kit, options: dict[str, Any]) -> None:
         self._kit, self._options = kit, options
-        self.task = local_of(options).build()
-        self.terms = terms_of(options)
-        self.start = ServerState(*self.task.initial())
-        self.loop = Loop("carrier")
-        self.carrier: Any = BareServer(kit) if options.get("bare") else GrpcServer(self.loop, kit, None)
-        self.fleet = NetworkFleet(
-            self.carrier,
-            self.loop,
-            self.terms.algorithm,
-            self.terms.codecs,
-            self.start,
-            Journal(kit.path / "journal.bin"),
-            {"run": "benchmark"},
-            Event(),
-            Limits(
-                clients=10_000, start_with=options["clients"], silence=30.0, contact_seconds=120.0, far=inf, slow=1e6
-            ),
+        algorithm, coders, _ = terms_of(options)
+        start = algorithm.start(*local_of(options).build().initial())
+        limits = Limits(
+            clients=10_000, start_with=options["clients"], silence=30.0, contact_seconds=PATIENCE, far=inf, slow=1e6
         )
+        machine = ServerSide(algorithm, coders, start, Generators(0), {"run": "benchmark"}, limits)
+        self.largest = largest_message(len(start.model), len(start.buffers))
+        self.loop = Loop("carrier")
+        self.carrier: Any = BareServer(self.loop, kit) if options.get("bare") else GrpcServer(self.loop, kit, None)
+        self._journal = Journal(kit.path / "journal")
+        self.driver = Driver(machine, self.carrier, self.loop, self._journal)
+        self._begun = False
 
     def run(self) -> None:
-        self.carrier.start(self.fleet, largest=largest_message(len(self.start.model), len(self.start.buffers)))
+        self.carrier.start(self.driver, largest=self.largest)
         try:
+            while not self.driver.call(lambda machine: machine.can_start()):
+                sleep(0.05)
             result = getattr(self, self._options["measure"])()
             (self._kit.path / "result.json").write_text(json.dumps(result))
         finally:
-            self.fleet.finish()
+            self.driver.call(lambda machine: machine.finish())
+            sleep(0.5)
         os._exit(0)
 
-    def _ask(self, name: str, octets: bytes, within: float) -> Octets:
-        return self.loop.run(self.carrier.ask(name, octets, within))
+    @property
+    def names(self) -> list[str]:
+        return [member.name for member in self.driver.machine.members]
 
-    def contact(self, round: int) -> None:
-        """One whole contact: encoded, there, back, checked and decoded."""
-        down, model = self.terms.codecs.down, self.start.model
-        packet = down.encode(model, self.rng, distance=1.0, exact=self.start.buffers)
-        note = Note(round, sampled=1, slowest=inf)
-        self.fleet.send(self.ids[round % len(self.ids)][None], packet, note, lambda row, r: down.refine(model, r))
-        assert len(self.fleet.receive(1, 120.0, round).senders) == 1
+    def _ask(self, name: str, octets: bytes, within: float) -> Octets:
+        answer: Octets = self.loop.run(self.carrier.ask(name, octets, within))
+        return answer
+
+    def round(self) -> None:
+        """The next round of the algorithm, from its beginning to its end."""
+        begun, self._begun = self._begun, True
+        self.driver.call(lambda machine: machine.go_on() if begun else machine.begin())
+        self.driver.reached.get(timeout=2 * PATIENCE)
+        failure = self.driver.machine.failure
+        if failure is not None:
+            raise failure
+
+    def forget(self) -> None:
+        """What was written down, as when a checkpoint has been made."""
+        self.driver.checkpointed(self._journal.number)
 
     def warm_up(self) -> None:
-        self.rng = torch.Generator().manual_seed(0)
-        self.ids = self.fleet.available()
-        for round in range(WARM * min(len(self.ids), 20)):
-            self.contact(round)
+        for _ in range(WARM * min(len(self.names), 20)):
+            self.round()
 
     def latency(self) -> dict[str, Any]:
         """Contacts, and the same number of octets sent there and back by the engine alone, in turns; and their CPU."""
         self.warm_up()
-        names = [member.name for member in self.fleet.members()]
+        names = self.names
         body = ECHO + os.urandom(self._options["octets"])
         acts: dict[str, Callable[[int], object]] = {
-            "contact": lambda number: self.contact(1000 + number),
+            "contact": lambda number: self.round(),
             "echo": lambda number: self._ask(names[number % len(names)], body, 60.0),
         }
         seconds: dict[str, list[float]] = {kind: [] for kind in acts}
@@ -202,53 +224,52 @@ class Server:
                     began = perf_counter()
                     act(turn * self._options["contacts"] + number)
                     seconds[kind].append(perf_counter() - began)
-                    self.fleet.forget_applied()
+                    self.forget()
                 cpu[kind] += self._cpu(names) - before
         return {**seconds, "cpu_share": cpu["echo"] / cpu["contact"]}
 
     def memory(self) -> dict[str, Any]:
         self.warm_up()
-        name = self.fleet.members()[0].name
+        name = self.names[0]
         here, there = [], []
-        for number in range(4):
+        for _ in range(4):
             sleep(3.0)  # the client takes its step
             self._ask(name, BEGIN, 30.0)
             memory = Memory()
-            self.contact(1000 + number)
+            self.round()
             here.append(memory.grown())
             there.append(json.loads(bytes(self._ask(name, END, 30.0)))["grown"])
-        return {"model_mb": 4 * len(self.start.model) / 1e6, "server_mb": max(here), "client_mb": max(there)}
+        return {
+            "model_mb": 4 * len(self.driver.machine.server.model) / 1e6,
+            "server_mb": max(here),
+            "client_mb": max(there),
+        }
 
     def rounds(self) -> dict[str, Any]:
-        clock = WallClock(Event())
-        codecs = Codecs(up=Identity(), down=self.terms.codecs.down)
-        names = [self.fleet.members()[number].name for number in self.fleet.available().tolist()]
+        names, began = self.names, perf_counter()
         before = self._cpu(names)
-        clock.restore(0.0)
-        for state in self.terms.algorithm.rounds(self.start, self.fleet, codecs, clock, Generators(0)):
-            self.fleet.reach(state)
-            self.fleet.forget_applied()
-            if clock.now() > self._options["seconds"]:
-                break
-        seconds, contacts = clock.now(), self.fleet.totals.contacts
+        while perf_counter() - began < self._options["seconds"]:
+            self.round()
+            self.forget()
+        seconds, machine = perf_counter() - began, self.driver.machine
         return {
-            "rounds_per_minute": 60 * state.round / seconds,
-            "contacts_per_second": contacts / seconds,
-            "lost": self.fleet.totals.lost,
-            "cpu_ms_per_contact": 1e3 * (self._cpu(names) - before) / contacts,
+            "rounds_per_minute": 60 * machine.server.round / seconds,
+            "contacts_per_second": machine.totals.contacts / seconds,
+            "lost": machine.totals.lost,
+            "cpu_ms_per_contact": 1e3 * (self._cpu(names) - before) / machine.totals.contacts,
         }
 
     def crowd(self) -> dict[str, Any]:
         """Contacts of a few of very many."""
         self.warm_up()
         seconds = []
-        for number in range(self._options["contacts"]):
+        for _ in range(self._options["contacts"]):
             began = perf_counter()
-            self.contact(1000 + number)
+            self.round()
             seconds.append(perf_counter() - began)
-            self.fleet.forget_applied()
+            self.forget()
         return {
-            "connected": len(self.ids),
+            "connected": len(self.names),
             "contact": seconds,
             "memory_mb": _memory("VmRSS"),
             "threads": len(list(Path("/proc/self/task").iterdir())),
@@ -257,7 +278,7 @@ class Server:
     def _cpu(self, names: list[str]) -> float:
         """Seconds that the server and these clients have computed."""
         there = (json.loads(bytes(self._ask(name, END, 30.0)))["cpu"] for name in names)
-        return process_time() + sum(there)
+        return process_time() + float(sum(there))
 
 
 class Memory:
@@ -286,7 +307,7 @@ def measure(options: dict[str, Any], *, clients: int) -> dict[str, Any]:
         root = Path(folder) / "federation"
         names = [f"client-{number}" for number in range(clients)]
         provision.init(root, f"localhost:{free_port()}", names)
-        kits = [root / provision.SERVER, *(root / provision.CLIENTS / name for name in names)]
+        kits = [root / SERVER, *(root / provision.CLIENTS / name for name in names)]
         commands = [["party", str(kit), json.dumps(options)] for kit in kits]
         return _run(commands, Path(folder), kits[0] / "result.json", options.get("limit", 300.0))
 
@@ -328,18 +349,22 @@ _OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_len
 class BareServer:
     """The server's end: what it asks goes down a stream, and the answer comes up the same one."""
 
-    def __init__(self, kit: provision.Kit) -> None:
-        self._kit = kit
+    def __init__(self, loop: Loop, kit: provision.Kit) -> None:
+        self._loop, self._kit = loop, kit
         self._down: queue.Queue[bytes] = queue.Queue()
         self._up: queue.Queue[bytes] = queue.Queue()
 
-    def start(self, service: NetworkFleet, *, largest: int) -> None:
+    def start(self, service: Hears, *, largest: int) -> None:
         def stream(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-            threading.Thread(target=lambda: [self._up.put(answer) for answer in requests], daemon=True).start()
+            def take() -> None:
+                for answer in requests:
+                    self._up.put(answer)
+
+            threading.Thread(target=take, daemon=True).start()
             yield from iter(self._down.get, None)
 
         def say(octets: bytes, context: Any) -> bytes:
-            return asyncio.run(service.hear("client-0", octets))
+            return self._loop.run(service.hear("client-0", octets))
 
         handlers = {
             "ask": grpc.stream_stream_rpc_method_handler(stream),
@@ -395,14 +420,16 @@ class Simulated(GrpcClient):
 def host(root: str, text: str, *names: str) -> None:
     """So many clients in this process."""
     options = json.loads(text)
-    model, _ = local_of(options).build().initial()
-    packet = wire.to_bytes(Lattice(bits=4).encode(model, torch.Generator().manual_seed(0), distance=1.0))
+    model, buffers = local_of(options).build().initial()
+    coder, rng = terms_of(options).coders.up, torch.Generator().manual_seed(0)
+    report = Up(report=model, statistics=buffers, speed=torch.tensor(1.0))
+    body = b"".join(messages.parcel_parts(coder.pack(report, rng, {"report": 1.0}), [1.0]))
     loop, over = Loop("carrier"), Event()
 
     def hear(octets: Octets) -> bytes:
         match messages.from_bytes(octets):
             case Contact() as contact:
-                return messages.to_bytes(Reply(messages.ticket_of(octets), contact.round, 1, 1.0, 1.0, packet))
+                return messages.to_bytes(Reply(contact.ticket, 1, body))
             case Finished():
                 over.set()
         return messages.to_bytes(Received())
@@ -410,18 +437,18 @@ def host(root: str, text: str, *names: str) -> None:
     clients = []
     for name in names:
         client = Simulated(loop, Path(root) / provision.CLIENTS / name, None)
-        client.start(os.urandom(16).hex(), hear, largest=largest_message(len(model), 0))
+        client.start(os.urandom(16).hex(), hear, largest=largest_message(len(model), len(buffers)))
         clients.append((client, os.urandom(16).hex()))
         sleep(0.005)
     seconds = 2.0
     while not over.is_set():
         began = perf_counter()
         for client, session in clients:
-            hello = {"dim": len(model), "buffers": 0, "session": session, "leaving": False}
+            hello = {"dim": len(model), "buffers": len(buffers), "session": session, "leaving": False}
             with suppress(Unreachable):
                 match messages.from_bytes(client.ask(messages.to_bytes(Hello(messages.as_text(hello))), 30.0)):
-                    case Welcome(text):
-                        seconds = messages.from_text(text)["hello_seconds"]
+                    case Welcome(welcome):
+                        seconds = messages.from_text(welcome)["hello_seconds"]
         over.wait(max(0.0, seconds - (perf_counter() - began)))
     os._exit(0)
 
@@ -503,9 +530,9 @@ def crowd() -> dict[str, Any]:
             names = [f"client-{number}" for number in range(clients)]
             provision.init(root, f"localhost:{free_port()}", names)
             text = json.dumps(options)
-            commands = [["party", str(root / provision.SERVER), text]]
+            commands = [["party", str(root / SERVER), text]]
             commands += [["host", str(root), text, *names[number::hosts]] for number in range(hosts)]
-            measured = _run(commands, Path(folder), root / provision.SERVER / "result.json", 400.0)
+            measured = _run(commands, Path(folder), root / SERVER / "result.json", 400.0)
         found[str(clients)] = {**measured, "contact": _ms(measured["contact"])}
         print(clients, found[str(clients)], flush=True)
     return found
@@ -653,9 +680,13 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
 
 def main() -> object:
     if sys.argv[1:2] == ["party"]:
-        return party(*sys.argv[2:])
+        party(*sys.argv[2:])
     if sys.argv[1:2] == ["host"]:
-        return host(*sys.argv[2:])
+        host(*sys.argv[2:])
+    unknown = [part for part in sys.argv[1:] if part not in (*PARTS, "page")]
+    if unknown:
+        print(__doc__)
+        return 0 if unknown[0] in ("-h", "--help") else f"{unknown[0]} is none of {', '.join(PARTS)}, page"
     record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     for part in sys.argv[1:] or [*PARTS, "page"]:
         if part == "page":
@@ -668,4 +699,4 @@ def main() -> object:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())  # type: ignore[arg-type]

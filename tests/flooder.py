@@ -12,9 +12,10 @@ from time import monotonic
 import grpc
 import grpc.aio
 
-from quafl.deploy import line, messages, provision
-from quafl.deploy.messages import Hello
-from quafl.deploy.streams import METHOD
+from quafl.deploy import line, provision
+from quafl.deploy.streams import METHOD, VERSION
+from quafl.protocol import messages
+from quafl.protocol.messages import Hello
 
 FRAME = line._FRAME
 HELLO = messages.to_bytes(Hello(messages.as_text({"dim": 4810, "buffers": 0, "session": "f" * 60_000})))
@@ -39,7 +40,7 @@ async def flood(kit: provision.Kit, kind: str, until: float) -> None:
     while monotonic() < until:
         options = [("grpc.use_local_subchannel_pool", 1)]
         async with grpc.aio.secure_channel(kit.target, credentials, options=options) as channel:
-            said = (("quafl-version", "1"), ("quafl-session", os.urandom(16).hex()))
+            said = (("quafl-version", VERSION), ("quafl-session", os.urandom(16).hex()))
             call = channel.stream_stream(METHOD)(metadata=said)
             with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
                 async with asyncio.timeout(until - monotonic()):

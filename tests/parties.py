@@ -10,10 +10,10 @@ from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 from socket import socket
-from time import monotonic, sleep
 from typing import Any
 
 import tomli_w
+from waiting import wait_for
 
 from quafl.deploy import provision
 
@@ -108,11 +108,11 @@ class Parties:
         return float(self.status()["score"].get("accuracy") or 0.0)
 
     def wait_for(self, holds: Callable[[], bool], seconds: float = 60.0) -> None:
-        until = monotonic() + seconds
-        while not holds():
-            logs = "\n".join(f"--- {name}\n{self.log(name)[-1500:]}" for name in self.running)
-            assert monotonic() < until, f"it never came to be; {self.status()}\n{logs}"
-            sleep(0.1)
+        wait_for(holds, seconds, glance=0.1, otherwise=self._described)
+
+    def _described(self) -> str:
+        logs = "\n".join(f"--- {name}\n{self.log(name)[-1500:]}" for name in self.running)
+        return f"{self.status()}\n{logs}"
 
 
 def listening(pid: int) -> set[tuple[str, int]]:

@@ -12,14 +12,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event, Thread
 from time import monotonic, sleep
+from typing import Any
 
 import pytest
 from parties import CLIENTS, Parties, listening, resident_mb
 
-from quafl.deploy import messages, provision
-from quafl.deploy.carrier import Loop, Octets, Unreachable
-from quafl.deploy.messages import Broken, Hello
+from quafl.deploy import provision
+from quafl.deploy.carrier import Loop
 from quafl.deploy.streams import GrpcClient
+from quafl.protocol import messages
+from quafl.protocol.carrier import Octets, Unreachable
+from quafl.protocol.messages import Broken, Contact, Hello
 
 pytestmark = pytest.mark.federation
 LARGEST = 100_000_000
@@ -58,7 +61,7 @@ class Rogue:
 
 
 @contextmanager
-def running(folder: Path, count: int = 3, **sections: dict[str, object]) -> Iterator[Parties]:
+def running(folder: Path, count: int = 3, **sections: Any) -> Iterator[Parties]:
     """A server and some clients, at work."""
     with Parties(folder, **sections) as parties:
         parties.start_server()
@@ -209,7 +212,9 @@ def test_a_client_that_answers_late_each_time_is_left_out(tmp_path: Path) -> Non
     class Slow(Rogue):
         def answer(self, octets: Octets) -> bytes:
             sleep(9.0)
-            return messages.to_bytes(Broken(messages.ticket_of(octets)))
+            contact = messages.from_bytes(octets)
+            assert isinstance(contact, Contact)
+            return messages.to_bytes(Broken(contact.ticket))
 
     everybody = {"sampled": 4, "lr": 0.5, "wait": 0.05, "patience": 20.0}
     with running(tmp_path, clients={"contact_seconds": 30.0}, algorithm=everybody) as parties:

@@ -7,13 +7,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import safetensors.torch
 import torch
 from typer.testing import CliRunner
+from waiting import wait_for
 
 import quafl
 from quafl.cli import app
@@ -181,7 +181,7 @@ def test_a_run_that_was_stopped_continues_bit_for_bit(
         text=True,
         start_new_session=True,
     ) as process:
-        wait_for(tmp_path / "out", "checkpoint-seed0.pt")
+        wait_for_file(tmp_path / "out", "checkpoint-seed0.pt")
         if kill == signal.SIGKILL:
             process.kill()  # the parent alone: its workers end with it
         else:
@@ -217,7 +217,7 @@ def test_runs_over_a_cluster_are_stopped_and_continued_bit_for_bit(uninterrupted
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
-        wait_for(tmp_path / "out", "checkpoint-seed0.pt")
+        wait_for_file(tmp_path / "out", "checkpoint-seed0.pt")
         process.send_signal(signal.SIGINT)
         _, error = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGINT
@@ -380,11 +380,8 @@ def own(stderr: str) -> list[str]:
     return [line for line in stderr.splitlines() if not line.startswith("the c kernel is not available")]
 
 
-def wait_for(folder: Path, name: str) -> None:
-    deadline = time.monotonic() + 180  # a machine may have other things to do
-    while not list(folder.rglob(name)):
-        assert time.monotonic() < deadline, f"{name} did not appear"
-        time.sleep(0.02)
+def wait_for_file(folder: Path, name: str) -> None:
+    wait_for(lambda: bool(list(folder.rglob(name))), 180.0, glance=0.02)  # a machine may have other things to do
 
 
 def test_curves_whose_folders_would_be_the_same_are_refused(tmp_path: Path) -> None:

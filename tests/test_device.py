@@ -5,24 +5,38 @@ import torch
 from torch import nn
 
 import quafl
-from quafl import FedAvg, FedBuff, FedNova, Lattice, QuAFL, World, cosine, momentum, sgd
+from quafl import Lattice, World, cosine, momentum, sgd
 from quafl.codec import QSGD
-from quafl.core.seams import Algorithm, Codec
+from quafl.codec.seams import Codec, Codecs
+from quafl.core import SCAFFOLD, FedAsync, FedAvg, FedBuff, FedNova, QuAFL
+from quafl.core.seams import Algorithm
 from quafl.tasks import digits, partition
 
-ALGORITHMS: dict[str, tuple[Algorithm, Codec]] = {
-    "QuAFL": (QuAFL(sampled=3, local_steps=4), Lattice(bits=6)),
-    "QuAFL weighted": (QuAFL(sampled=3, local_steps=4, weighted=True), Lattice(bits=6)),
-    "FedAvg": (FedAvg(sampled=3, local_steps=4), Lattice(bits=6)),
-    "FedBuff": (FedBuff(sampled=3, local_steps=4, server_lr=0.5), QSGD(bits=8)),
-    "FedNova": (FedNova(sampled=3, local_steps=4), Lattice(bits=6)),
+# The algorithm, its codec, and whether it takes no other optimizer than SGD, whose rate it must know.
+RATE = 0.3
+ALGORITHMS: dict[str, tuple[Algorithm, Codec | Codecs, bool]] = {
+    "QuAFL": (QuAFL(sampled=3, local_steps=4), Lattice(bits=6), False),
+    "QuAFL weighted": (QuAFL(sampled=3, local_steps=4, weighted=True), Lattice(bits=6), False),
+    "FedAvg": (FedAvg(sampled=3, local_steps=4), Lattice(bits=6), False),
+    "FedAvg differences": (FedAvg(sampled=3, local_steps=4), QSGD(bits=8, difference=True), False),
+    "FedBuff": (FedBuff(sampled=3, local_steps=4, server_lr=0.5), QSGD(bits=8), False),
+    "FedBuff both ways": (
+        FedBuff(sampled=3, local_steps=4, server_lr=0.5),
+        Codecs(up=Lattice(bits=6), down=Lattice(bits=6)),
+        False,
+    ),
+    "FedNova": (FedNova(sampled=3, local_steps=4), Lattice(bits=6), False),
+    "SCAFFOLD": (SCAFFOLD(sampled=3, local_steps=4, lr=RATE), Lattice(bits=6), True),
+    "FedAsync": (FedAsync(sampled=3, local_steps=4, proximity=0.1), Lattice(bits=6), False),
 }
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize(("algorithm", "codec"), ALGORITHMS.values(), ids=ALGORITHMS.keys())
+@pytest.mark.parametrize(("algorithm", "codec", "sgd_alone"), ALGORITHMS.values(), ids=ALGORITHMS.keys())
 @pytest.mark.parametrize("batch_norm", [False, True], ids=["plain", "batch norm"])
-def test_a_run_on_the_gpu_is_the_run_on_the_cpu(algorithm: Algorithm, codec: Codec, batch_norm: bool) -> None:
+def test_a_run_on_the_gpu_is_the_run_on_the_cpu(
+    algorithm: Algorithm, codec: Codec | Codecs, sgd_alone: bool, batch_norm: bool
+) -> None:
     torch.manual_seed(0)
     middle = [nn.BatchNorm1d(32)] if batch_norm else []
     model = nn.Sequential(nn.Linear(64, 32), *middle, nn.ReLU(), nn.Linear(32, 10))
@@ -34,7 +48,7 @@ def test_a_run_on_the_gpu_is_the_run_on_the_cpu(algorithm: Algorithm, codec: Cod
             test=digits().test,
             algorithm=algorithm,
             codec=codec,
-            optimizer=momentum(0.05, schedule=cosine(100)) if batch_norm else sgd(0.3),
+            optimizer=momentum(0.05, schedule=cosine(100)) if batch_norm and not sgd_alone else sgd(RATE),
             world=World(slow=0.25),
             until=400.0,  # FedAvg needs more than 150 for the accuracy asked for below
             evaluations=3,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from federations import federation
 
-from quafl.deploy.coordinator import Plan
+from quafl.deploy.server import Goals
 from quafl.settings.reading import load_federation
 from quafl.tasks.local import make
 
@@ -47,10 +47,11 @@ def test_the_federated_example_learns(tmp_path: Path, monkeypatch: pytest.Monkey
     subprocess.run([sys.executable, str(EXAMPLES / "federation" / "patients.py")], check=True, timeout=100)
     settings = load_federation(str(EXAMPLES / "federation" / "fed.toml"), ["algorithm.wait=0.01"])
     terms = settings.terms()
-    with federation(tmp_path, terms.algorithm, terms.codecs.up, terms.optimizer, settings.clients.build()) as made:
-        run = made.coordinator(make(settings.task.make, "server"), Plan(rounds=80, every=1.0))
+    codec, limits = settings.codec.build(), settings.clients.build()
+    with federation(tmp_path, terms.algorithm, codec, terms.optimizer, limits) as made:
+        run = made.coordinator(make(settings.task.make, "server"), Goals(rounds=80, every=1.0))
         for name in ("north", "south"):
             made.join(name, make(settings.task.make, name))
         assert run.run()
-        assert run.rows[-1]["accuracy"] > 0.9
-        assert made.fleet.totals.lost == 0
+        assert run.evaluations.rows[-1]["accuracy"] > 0.9
+        assert made.machine.totals.lost == 0

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
-from time import monotonic, sleep
 from typing import Any
 
 import pytest
+from waiting import wait_for
 
 pytest.importorskip("nvflare", reason="NVIDIA FLARE is not installed: pip install 'quafl[flare]'")
 
@@ -24,8 +24,8 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from nvflare.apis.workspace import Workspace
 
-from quafl.deploy.carrier import Octets, Unreachable
 from quafl.deploy.flare import OCTETS, SECRET, TASK, TOPIC, FlareClient, FlareServer
+from quafl.protocol.carrier import Octets, Unreachable
 from quafl.record.rows import read_rows
 from quafl.run.flare import ALLOWED, make_job
 from quafl.settings.base import SettingsError
@@ -169,7 +169,7 @@ class Job:
         self.server.communicator = self.engine
         self.threads = [Thread(target=self.server.control_flow, args=(self.signal, self.engine.new_context()))]
         self.threads[0].start()
-        self._wait_for(lambda: len(self.engine.tasks) == 2)
+        wait_for(lambda: len(self.engine.tasks) == 2)
         self.parties: dict[str, Party] = {}
         self.replies: dict[str, Shareable] = {}
         for name in NAMES:
@@ -178,7 +178,7 @@ class Job:
             party.handle_event(EventType.START_RUN, engine.new_context())
             self.threads.append(Thread(target=self._execute, args=(name, engine)))
             self.threads[-1].start()
-        self._wait_for(lambda: all(party._secret for party in self.parties.values()))
+        wait_for(lambda: all(party._secret for party in self.parties.values()))
 
     def secret(self, name: str) -> str:
         return str(self.engine.tasks[name].data[SECRET])
@@ -194,13 +194,6 @@ class Job:
     def _execute(self, name: str, engine: Engine) -> None:
         task = self.engine.tasks[name]
         self.replies[name] = self.parties[name].execute(task.name, task.data, engine.new_context(), self.signal)
-
-    @staticmethod
-    def _wait_for(holds: Any) -> None:
-        until = monotonic() + 20
-        while not holds():
-            assert monotonic() < until, "it never came to be"
-            sleep(0.005)
 
 
 @contextmanager
@@ -233,7 +226,8 @@ def test_a_client_cannot_speak_in_anothers_name(tmp_path: Path) -> None:
         assert job.secret("north") != job.secret("south")
         mine = job.engine.heard(said(b"hello", job.secret("north"), name="south"))
         assert mine[OCTETS] == b"north said hello"
-        for secret in ("", "south", None, [], job.secret("south")[:-1]):
+        wrong: list[Any] = ["", "south", None, [], job.secret("south")[:-1]]
+        for secret in wrong:
             reply = job.engine.heard(said(b"hello", secret, name="south"))
             assert reply.get_return_code() == ReturnCode.BAD_REQUEST_DATA
             assert OCTETS not in reply

@@ -16,12 +16,14 @@ import grpc
 import grpc.aio
 import pytest
 from parties import free_port, listening, resident_mb
+from waiting import wait_for
 
 from quafl.deploy import line, provision
-from quafl.deploy.carrier import Loop, Octets, Unadmitted, Unreachable
+from quafl.deploy.carrier import Loop
 from quafl.deploy.certificates import ProvisionError, read_peer
 from quafl.deploy.provision import Kit
-from quafl.deploy.streams import METHOD, GrpcClient, GrpcServer
+from quafl.deploy.streams import METHOD, VERSION, GrpcClient, GrpcServer
+from quafl.protocol.carrier import Octets, Unadmitted, Unreachable
 
 LARGEST = 20_000_000
 FRAME = line._FRAME
@@ -85,7 +87,7 @@ class Raw:
         credentials = grpc.ssl_channel_credentials(authority, key, certificate)
         options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
         channel = grpc.aio.secure_channel(kit.target, credentials, options=options)
-        said = (("quafl-version", "1"), ("quafl-session", os.urandom(16).hex()))
+        said = (("quafl-version", VERSION), ("quafl-session", os.urandom(16).hex()))
         return cls(channel, channel.stream_stream(method)(metadata=said))
 
     async def says(self, *frames: bytes) -> tuple[grpc.StatusCode, str]:
@@ -117,13 +119,6 @@ def served(folder: Path, others: Sequence[str] = ()) -> Iterator[Network]:
             client.close()
         made.server.stop()
         made.loop.close()
-
-
-def wait_for(holds: Callable[[], bool], seconds: float = 15.0) -> None:
-    until = monotonic() + seconds
-    while not holds():
-        assert monotonic() < until, "it never came to be"
-        sleep(0.02)
 
 
 def reach(client: GrpcClient, octets: bytes = b"hello") -> Octets:
@@ -201,7 +196,11 @@ def test_a_client_dials_until_the_server_is_there_and_again_when_it_was_lost(tmp
 
 
 def test_an_answer_that_comes_too_late_is_dropped(network: Network) -> None:
-    client = network.dial("a", hear=lambda octets: (sleep(0.3), b"late")[1])
+    def hear(octets: Octets) -> bytes:
+        sleep(0.3)
+        return b"late"
+
+    client = network.dial("a", hear=hear)
     reach(client)
     with pytest.raises(Unreachable, match="did not answer within"):
         network.ask("a", b"?", within=0.1)

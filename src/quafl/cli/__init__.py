@@ -59,7 +59,7 @@ def _show_version(wanted: bool) -> None:
 @app.callback(
     epilog="Examples:\n\n"
     "  quafl run demo --out runs/demo\n\n"
-    "  quafl run demo --out runs/one --set run.seeds=[7] --set curves.FedAvg.algorithm.lr=0.2\n\n"
+    "  quafl run demo --out runs/one --set run.seeds=[7] --set curves.QuAFL.algorithm.lr=0.2\n\n"
     "  quafl run my.toml --out runs/mine\n\n"
     "  quafl run --resume runs/mine\n\n"
     "  quafl reproduce accuracy-vs-time-fmnist --quick\n\n"

@@ -149,6 +149,26 @@ def federation_demo(
         raise typer.Exit(federated.demo(out, overwrite=overwrite))
 
 
+@federation.command("replay")
+def federation_replay(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The run folder of the server.", exists=True)],
+    task: Annotated[
+        str | None, typer.Option(metavar="MODULE:FUNCTION", help="Makes the clients' tasks; by default the server's.")
+    ] = None,
+) -> None:
+    """Compute a federation's models again, by the simulator, and compare them bit for bit."""
+    with one_sentence(), extras():
+        from quafl.run.replay import replay
+
+        outcome = replay(folder, task)
+        same = f"{outcome.models} of the server's {outcome.known} recorded models are the same, bit for bit"
+        _say(f"{outcome.rounds:,} rounds computed again; {same}.")
+        if outcome.returned:
+            _say(f"Came back as another process: {', '.join(outcome.returned)}. Nobody here knows what they had kept.")
+        if outcome.deviation is not None:
+            complain(f"the history could be followed until then: {outcome.deviation}")
+
+
 @app.command()
 def server(
     kit: Annotated[Path, typer.Argument(metavar="KIT", help="The server's start-up kit.")],
@@ -286,7 +306,7 @@ def _picture(status: dict[str, Any]) -> Table:
     for heading in ("client", "", "contacts", "local steps", "a contact", "dropped"):
         table.add_column(heading, justify="left" if heading in ("client", "") else "right")
     for member in status["clients"]:
-        speed = "–" if member["speed"] is None else f"{member['speed']:.1f}"
+        speed = f"{member['steps'] / member['contacts']:.1f}" if member["steps"] else "–"
         there = "left out" if member["left_out"] else "there" if member["there"] else "away"
         there = there if status["running"] else "away"
         counts = f"{member['contacts']:,}", f"{member['steps']:,}", speed, f"{member['dropped']:,}"

@@ -5,23 +5,14 @@ inside a job of NVIDIA FLARE.
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from threading import Thread
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeVar
 
-Octets: TypeAlias = bytes | bytearray | memoryview
+from quafl.protocol.carrier import Octets
+
 T = TypeVar("T")
-
-SERVER = "server"  # the server's name; the clients have others
-
-
-class Unreachable(Exception):
-    """The other end did not answer."""
-
-
-class Unadmitted(Unreachable):
-    """The other end does not listen to this one, and trying again does not help: its reason, in a sentence."""
 
 
 class Carrier(Protocol):
@@ -59,6 +50,10 @@ class Loop:
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Wait for its result."""
         return self.spawn(work).result()
+
+    def call(self, work: Callable[[], object]) -> None:
+        """Do it there, soon."""
+        self._loop.call_soon_threadsafe(work)
 
     def close(self) -> None:
         """End what is under way."""

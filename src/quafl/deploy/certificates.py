@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from quafl.deploy.carrier import SERVER
+from quafl.protocol.carrier import SERVER
 
 SKEW = timedelta(minutes=5)  # by which clocks may differ: certificates begin that long before they are made
 LIFETIME = timedelta(days=360) - SKEW

@@ -29,7 +29,8 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 from nvflare.job_config.api import FedJob
 
-from quafl.deploy.carrier import Hears, Loop, Octets, Unreachable
+from quafl.deploy.carrier import Hears, Loop
+from quafl.protocol.carrier import Octets, Unreachable
 
 _log = logging.getLogger(__name__)
 

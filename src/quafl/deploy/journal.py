@@ -1,89 +1,73 @@
-"""Replies that the server has accepted since its last checkpoint: written to a file before they are applied.
+"""The server's journal on disk: segments, each of which begins at a checkpoint.
 
-After a crash, the server goes on from the checkpoint and asks the same questions again; those whose answer is here are
-not sent. A reply is so applied once in what survives. Should the machine itself fail before the file has reached the
-disk, the reply was applied nowhere: the checkpoint does not have it either, and the client, asked again, repeats it.
+What `append` has returned for is safe from the end of this process. Should the machine itself fail, what had not
+reached the disk is missing at the end; the run then goes on from before it.
 """
 
-import os
-import struct
-import zlib
-from collections.abc import Sequence
-from hashlib import blake2b
+from contextlib import suppress
+from io import FileIO
+from itertools import pairwise
 from pathlib import Path
-from threading import Lock
 
-from quafl.deploy.carrier import Octets
+from quafl.protocol import journal
 
-_RECORD = struct.Struct("<16sQI")  # key, octets of the reply, crc32 of both and the reply
-_KEY = struct.Struct("<16sQ")
+NAME = "journal-{:012d}.bin"
+KEPT = 3  # checkpoints whose journals are kept: the newest may turn out to be damaged
 
 
 class Journal:
-    """Replies by what they answer."""
+    """In a folder. `number` is that of the last record, or of one that could not be written."""
 
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._lock = Lock()
-        self._stream = path.open("a+b")
-        self._places: dict[bytes, tuple[int, int]] = {}
-        self._read()
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self.number = max((journal.last(path.read_bytes()) for path in self._segments()), default=0)
+        self._starts: list[int] = []  # numbers at the last checkpoints
+        self._stream = self._open()
 
-    def get(self, name: str, question: Octets) -> bytes | None:
-        """What that client answered to this question."""
-        key = _key(name, question)
-        with self._lock:
-            return self._reply(key) if key in self._places else None
+    def records(self, after: int) -> list[bytes]:
+        """That follow a checkpoint made at that number."""
+        return journal.read((path.read_bytes() for path in self._segments()), after)
 
-    def add(self, name: str, question: Octets, reply: Octets) -> None:
-        """Safe from the end of this process when this returns."""
-        key = _key(name, question)
-        with self._lock:
-            if key not in self._places:
-                self._append(key, reply)
+    def append(self, number: int, record: bytes) -> None:
+        """Write it; OSError if that is impossible: nothing of it is left but a gap in the numbers."""
+        self.number, whole = number, self._stream.tell()
+        try:
+            left = memoryview(journal.frame(number, record))
+            while left:
+                left = left[self._stream.write(left) :]
+        except OSError:
+            with suppress(OSError):  # nothing is read after the gap either way
+                self._stream.truncate(whole)
+                self._stream.seek(whole)
+            raise
 
-    def keep(self, wanted: Sequence[tuple[str, Octets]]) -> None:
-        """Those, by name and question, and no others."""
-        with self._lock:
-            keys = [key for key in (_key(*pair) for pair in wanted) if key in self._places]
-            replies = [self._reply(key) for key in keys]
-            self._stream.truncate(0)
-            self._places.clear()
-            for key, reply in zip(keys, replies, strict=True):
-                self._append(key, reply)
+    def begin_segment(self) -> None:
+        """A checkpoint was made: what comes now goes to a new file."""
+        self._stream.close()
+        self._stream = self._open()
+
+    def forget(self, number: int) -> None:
+        """A checkpoint has been made at that number: what no kept one needs goes."""
+        self._starts = [*self._starts, number][-KEPT:]
+        if len(self._starts) < KEPT:
+            return
+        segments = self._segments()
+        for path, following in pairwise(segments):
+            if _first(following) <= self._starts[0] + 1:
+                path.unlink()
 
     def close(self) -> None:
-        """No more."""
+        """End it; what was written stays."""
         self._stream.close()
 
-    def _reply(self, key: bytes) -> bytes:
-        place, length = self._places[key]
-        return os.pread(self._stream.fileno(), length, place)
+    def _open(self) -> FileIO:
+        """A new file; one of that name has no whole record, but may have a torn one, which would hide what follows."""
+        return (self._folder / NAME.format(self.number + 1)).open("wb", buffering=0)
 
-    def _append(self, key: bytes, reply: Octets) -> None:
-        crc = zlib.crc32(reply, zlib.crc32(_KEY.pack(key, len(reply))))
-        self._stream.seek(0, os.SEEK_END)
-        place = self._stream.tell() + _RECORD.size
-        self._stream.write(_RECORD.pack(key, len(reply), crc))
-        self._stream.write(reply)
-        self._stream.flush()
-        self._places[key] = place, len(reply)
-
-    def _read(self) -> None:
-        """What an earlier process left; a record that was not finished is cut off."""
-        self._stream.seek(0)
-        good = 0
-        while len(head := self._stream.read(_RECORD.size)) == _RECORD.size:
-            key, length, crc = _RECORD.unpack(head)
-            reply = self._stream.read(length)
-            if len(reply) < length or zlib.crc32(reply, zlib.crc32(_KEY.pack(key, length))) != crc:
-                break
-            self._places[key] = good + _RECORD.size, length
-            good = self._stream.tell()
-        self._stream.truncate(good)
+    def _segments(self) -> list[Path]:
+        return sorted(self._folder.glob("journal-*.bin"), key=_first)
 
 
-def _key(name: str, question: Octets) -> bytes:
-    digest = blake2b(name.encode() + b"\0", digest_size=16)
-    digest.update(question)
-    return digest.digest()
+def _first(path: Path) -> int:
+    return int(path.stem.removeprefix("journal-"))

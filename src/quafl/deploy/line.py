@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, TypeAlias
 
-from quafl.core.seams import WireError
-from quafl.deploy.carrier import Octets, Unreachable
+from quafl.codec.seams import WireError
+from quafl.protocol.carrier import Octets, Unreachable
 
 PIECE = 512 * 1024  # octets of a message in one frame
 LARGEST_FRAME = PIECE + 64

@@ -22,8 +22,8 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from quafl.deploy.carrier import SERVER
 from quafl.deploy.certificates import LIFETIME, Expiry, Pair, ProvisionError, found, issue, key_pem, pem, read_peer
+from quafl.protocol.carrier import SERVER
 from quafl.record.files import alone, make_private, write_atomically
 
 FORMAT = 2  # of kits and of the authority's record; the first was NVIDIA FLARE's

@@ -26,18 +26,18 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what matters of its complaint
 import grpc
 import grpc.aio
 
-from quafl.core.seams import WireError
+from quafl.codec.seams import WireError
 from quafl.deploy import provision
-from quafl.deploy.carrier import Hears, Loop, Octets, Unadmitted, Unreachable
+from quafl.deploy.carrier import Hears, Loop
 from quafl.deploy.certificates import Peer, ProvisionError, read_peer
 from quafl.deploy.line import AT_ONCE, LARGEST_FRAME, PENDING, Line
 from quafl.deploy.provision import Kit
+from quafl.protocol.carrier import Octets, Unadmitted, Unreachable
 
 _log = logging.getLogger(__name__)
 
 METHOD = "/quafl.Federation/Talk"
-VERSION = "1"  # of the frames and what they carry
-MARGIN = 1_000_000  # octets of a message beside the model's own
+VERSION = "2"  # of the frames and what they carry
 LOOK_SECONDS = 1.0  # between two looks at the kit: who was revoked, whose certificate has ended, what was renewed
 ALIVE_MS = 10_000  # between two signs of life of a connection, and how long the other end may take to answer one
 FILES = 65_536  # connections and files that a server may have open, if the system lets it
@@ -63,11 +63,6 @@ _SERVER = (
     ("grpc.max_connection_idle_ms", 30_000),  # and so are certified ones
 )
 _CLIENT = (*_COMMON, ("grpc.use_local_subchannel_pool", 1))
-
-
-def largest_message(parameters: int, buffers: int) -> int:
-    """Octets: a model in full precision is the largest thing that anybody sends."""
-    return 4 * (parameters + buffers) + MARGIN
 
 
 # The server

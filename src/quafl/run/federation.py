@@ -10,26 +10,24 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import resources
-from math import isnan
 from pathlib import Path
 from socket import socket
 from threading import Event, Thread
 from time import time
 from typing import Any, TypeAlias
 
-from quafl.core.randomness import derive
 from quafl.deploy import logs, provision
-from quafl.deploy.carrier import SERVER, Loop
-from quafl.deploy.coordinator import Diverged
-from quafl.deploy.messages import HELLO_SECONDS
+from quafl.deploy.carrier import Loop
 from quafl.deploy.provision import Kit
-from quafl.deploy.streams import GrpcClient, GrpcServer, largest_message
-from quafl.deploy.worker import Worker
+from quafl.deploy.streams import GrpcClient, GrpcServer
+from quafl.protocol.carrier import SERVER
+from quafl.protocol.messages import HELLO_SECONDS
+from quafl.protocol.server import ServerSide
+from quafl.record.evaluations import Diverged
 from quafl.record.files import alone, write_atomically
 from quafl.record.summary import RunError
-from quafl.run.parties import ServerRun, take_part
-from quafl.settings.federation import FederationSettings, agree
-from quafl.tasks import local
+from quafl.run.parties import ServerRun, make_client
+from quafl.settings.federation import FederationSettings
 from quafl.tasks.demo import CLIENTS
 
 _log = logging.getLogger(__name__)
@@ -64,8 +62,7 @@ class ServerProcess:
 
     def serve(self) -> int:
         """Until the end; gives the exit code."""
-        start = self._run.start
-        self._carrier.start(self._run.fleet, largest=largest_message(len(start.model), len(start.buffers)))
+        self._carrier.start(self._run.service, largest=self._run.largest)
         (self._kit.path / WHERE).write_text(str(self._out), encoding="utf-8")
         _stop_when_asked(self.stop)
         start_with = self._settings.clients.start_with
@@ -104,14 +101,18 @@ class ServerProcess:
             _log.error("the status could not be written: %s", error)
 
     def _status(self, running: bool) -> Status:
-        coordinator, fleet = self._run.coordinator, self._run.fleet
-        totals = fleet.totals
+        status: Status = self._run.service.call(lambda machine: self._described(machine, running))
+        return status
+
+    def _described(self, machine: ServerSide, running: bool) -> Status:
+        coordinator = self._run.coordinator
+        totals, rows, now = machine.totals, coordinator.evaluations.rows, machine.now
         return {
             "running": running,
             "at": time(),
             "round": coordinator.server.round,
             "seconds": coordinator.seconds,
-            "score": {} if not coordinator.rows else {k: coordinator.rows[-1].get(k) for k in ("accuracy", "loss")},
+            "score": {} if not rows else {name: rows[-1].get(name) for name in ("accuracy", "loss")},
             "bytes_up": totals.up,
             "bytes_down": totals.down,
             "refined": totals.refined,
@@ -119,14 +120,13 @@ class ServerProcess:
             "clients": [
                 {
                     "name": member.name,
-                    "there": fleet.is_live(member),
-                    "left_out": fleet.is_left_out(member),
+                    "there": machine.members.is_live(member, now),
+                    "left_out": machine.members.is_left_out(member, now),
                     "contacts": member.contacts,
                     "steps": member.steps,
-                    "speed": None if isnan(member.speed) else member.speed,
                     "dropped": member.dropped,
                 }
-                for member in fleet.members()
+                for member in coordinator.members
             ],
         }
 
@@ -146,24 +146,16 @@ class ClientProcess:
     ) -> None:
         self.stop = Event()
         self._kit, self._carrier = kit, GrpcClient(Loop("carrier"), kit.path, passphrase)
-        task = local.make(make_task, kit.name, derive("client", kit.name))
-        task.batch(0, 0)  # what cannot be learned from is said now
-        self._largest = largest_message(*(len(part) for part in task.initial()))
-        self._worker = Worker(
-            task,
-            folder,
-            agree,
-            self._carrier.ask,
-            step_seconds=step_seconds,
-            tell_speed=tell_speed,
+        self._driver = make_client(
+            make_task, kit.name, folder, self._carrier.ask, step_seconds=step_seconds, tell_private=tell_speed
         )
 
     def take_part(self) -> int:
         """Until the end; gives the exit code."""
         _stop_when_asked(self.stop)
         _log.info("%s is dialling the server at %s", self._kit.name, self._kit.target)
-        worker = self._worker
-        self._carrier.start(worker.session, worker.hear, largest=self._largest)
+        driver = self._driver
+        self._carrier.start(driver.machine.session, driver.hear, largest=driver.largest)
         watch = provision.Watch(self._kit)
 
         def look() -> None:
@@ -171,7 +163,7 @@ class ClientProcess:
             if sentence is not None:
                 _log.warning("%s", sentence)
 
-        return 0 if take_part(worker, self.stop, look) else 1
+        return 0 if driver.run(self.stop, look) else 1
 
 
 @contextmanager

@@ -6,16 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from quafl.core.randomness import derive
 from quafl.deploy import flare
-from quafl.deploy.carrier import Hears, Octets
-from quafl.deploy.worker import Worker
+from quafl.deploy.carrier import Hears
+from quafl.deploy.client import Driver
+from quafl.protocol.carrier import Octets
 from quafl.record.summary import RunError
-from quafl.run.parties import ServerRun, take_part
+from quafl.run.parties import ServerRun, make_client
 from quafl.settings.base import SettingsError
-from quafl.settings.federation import FederationSettings, agree
+from quafl.settings.federation import FederationSettings
 from quafl.settings.reading import load_federation
-from quafl.tasks import local
 
 ALLOWED = "quafl.run.flare."  # what a site that does not take any code from jobs must have in its class_allow_list
 
@@ -32,7 +31,7 @@ class QuAFLController(flare.FlareServer):
         """The run, as the settings want it."""
         settings = FederationSettings.model_validate(tomllib.loads(self.settings))
         self._run = ServerRun(self, self.loop, settings, folder, self.stop)
-        return self._run.fleet
+        return self._run.service
 
     def run(self) -> bool:
         """Until the end, which is True, or until asked to stop."""
@@ -45,18 +44,16 @@ class QuAFLExecutor(flare.FlareClient):
     def __init__(self, task: str) -> None:
         super().__init__()
         self.task = task
-        self._worker: Worker
+        self._driver: Driver
 
     def take_part(self, name: str, folder: Path) -> bool:
         """Until the end, or until asked to stop; whether all went well."""
-        task = local.make(self.task, name, derive("client", name))
-        task.batch(0, 0)  # what cannot be learned from is said now
-        self._worker = Worker(task, folder, agree, self.ask)
-        return take_part(self._worker, self.stop)
+        self._driver = make_client(self.task, name, folder, self.ask)
+        return self._driver.run(self.stop)
 
     def hear(self, octets: Octets) -> bytes:
         """The answer to a message from the server."""
-        return self._worker.hear(octets)
+        return self._driver.hear(octets)
 
 
 def make_job(settings: FederationSettings | str | Path, task: str | None = None, name: str = "quafl") -> Any:

@@ -9,7 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional
 
-from quafl.core.seams import Batch, Buffers, Model, Score, Task
+from quafl.core.messages import Buffers, Model
+from quafl.core.seams import Batch, Score, Task
 from quafl.tasks.files import DataError
 from quafl.tasks.flat import Flat
 from quafl.tasks.supervised import Augment, Data, Measure, Supervised

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from quafl.core.messages import Buffers, Model
 from quafl.core.randomness import derive
-from quafl.core.seams import Buffers, Model, Score
+from quafl.core.seams import Score
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from quafl.core.counter import Draws, key_from, permuted, subkey
+from quafl.core.messages import Buffers, Model
 from quafl.core.randomness import derive
-from quafl.core.seams import Buffers, Ids, Model, Score
+from quafl.core.seams import Ids, Score
 from quafl.tasks import trees
 from quafl.tasks.flat import Call, Flat
 from quafl.tasks.precision import PRECISIONS, Precision, arithmetic, mixed

@@ -1,21 +1,28 @@
-"""What a server and its clients say to each other: a few octets around the codec's packets (docs/wire.md).
+"""What a server and its clients say to each other: a few octets around an algorithm's messages (docs/wire.md).
 
 Everything that arrives is read here, by fixed layouts: nothing is unpickled, nothing executed.
 """
 
 import json
 import struct
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from hashlib import blake2b
 from typing import Any, TypeAlias
 
-from quafl.core.seams import HEADER_BYTES, WireError
-from quafl.deploy.carrier import Octets
+import torch
+
+from quafl.codec import wire
+from quafl.codec.coders import Parcel
+from quafl.codec.seams import WireError
+from quafl.protocol.carrier import Octets
 
 MAGIC = b"QFED"
-VERSION = 1
+VERSION = 2
 TICKET = 16  # octets
 LONGEST_TEXT = 65536  # octets
+MARGIN = 1_000_000  # octets of a message beside its vectors
+MOST_VECTORS = 4  # of a message
 HELLO_SECONDS = 2.0  # between two signs of life of a client, if there are few
 NOT_TOLD = -1  # steps of a client that keeps its speed to itself
 
@@ -24,26 +31,23 @@ _HEADER = struct.Struct("<4sBBH")  # magic, version, kind, zero
 
 @dataclass(frozen=True, slots=True)
 class Contact:
-    """The server's model, and what rides along with it: InteractWithServer. No two contacts of a run have the same
-    serial number."""
+    """What the algorithm says to a client: the start of a contact, which the ticket names. `whole`: in full precision.
+    The body begins with so many octets of receipts: what was applied of what the clients have answered before."""
 
-    serial: int
+    ticket: bytes
     round: int
-    sampled: int
-    slowest: float
-    packet: Octets
+    whole: bool
+    receipts: int
+    body: Octets
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A client's answer to the contact that the ticket names."""
+    """What a client says to the contact that the ticket names, after so many local steps."""
 
     ticket: bytes
-    round: int
     steps: int
-    distance: float
-    speed: float
-    packet: Octets
+    body: Octets
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,31 +71,33 @@ class Broken:
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """A request for more bits of what was sent with, or as the answer to, the contact that the ticket names."""
+    """A request for more bits of a vector that was sent with, or as the answer to, the contact that the ticket names;
+    its place among the message's vectors."""
 
     ticket: bytes
-    packet: Octets
+    place: int
+    body: Octets
 
 
 @dataclass(frozen=True, slots=True)
 class Refinement:
     """Those bits."""
 
-    packet: Octets
+    body: Octets
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
     """A client is there (or is leaving): said when it starts and every few seconds."""
 
-    text: Octets
+    body: Octets
 
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
     """What a client needs to take part."""
 
-    text: Octets
+    body: Octets
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +107,16 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Why a message was not taken, in a sentence."""
+    """Why a message was not taken, in a sentence; another one may be."""
 
-    text: Octets
+    body: Octets
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """Why this client cannot take part, in a sentence."""
+
+    body: Octets
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,25 +136,27 @@ Message: TypeAlias = (
     | Welcome
     | Received
     | Refused
+    | Rejected
     | Finished
 )
 _LAYOUTS: dict[type[Message], struct.Struct] = {  # of the fields before the body; their order is the kind's number
-    Contact: struct.Struct("<QQId"),
-    Reply: struct.Struct(f"<{TICKET}sQqdd"),
+    Contact: struct.Struct(f"<{TICKET}sQ?I"),
+    Reply: struct.Struct(f"<{TICKET}sq"),
     Accepted: struct.Struct(""),
     WantsAll: struct.Struct(f"<{TICKET}s"),
     Broken: struct.Struct(f"<{TICKET}s"),
-    Repair: struct.Struct(f"<{TICKET}s"),
+    Repair: struct.Struct(f"<{TICKET}sB"),
     Refinement: struct.Struct(""),
     Hello: struct.Struct(""),
     Welcome: struct.Struct(""),
     Received: struct.Struct(""),
     Refused: struct.Struct(""),
+    Rejected: struct.Struct(""),
     Finished: struct.Struct(""),
 }
 _KINDS = tuple(_LAYOUTS)
-_HEADS = _HEADER.size + _LAYOUTS[Contact].size + HEADER_BYTES  # of a contact and its packet
-_BODIES = ("packet", "text")  # what may stand at the end, of any length
+_WITH_BODY = frozenset(made for made in _KINDS if any(f.name == "body" for f in fields(made)))
+_COUNTS, _LENGTH, _RECEIPT = struct.Struct("<HH"), struct.Struct("<Q"), struct.Struct(f"<8s{TICKET}s")
 
 
 def to_bytes(message: Message, *more: Octets) -> bytes:
@@ -176,15 +191,80 @@ def from_bytes(octets: Octets) -> Message:
     return message
 
 
-def ticket_of(contact: Octets) -> bytes:
-    """The name of a contact: a digest of its headers, which have its number, its round, and the packet's seed and
-    checksum. The same question after a restart has the same name, another model or another time another."""
-    return blake2b(memoryview(contact)[:_HEADS], digest_size=TICKET).digest()
+# Bodies
 
 
-def sentence(refused: Refused) -> str:
+def parcel_parts(parcel: Parcel, more: Sequence[float] = ()) -> list[Octets]:
+    """A single message of an algorithm as octets, in pieces; the long ones are not copied. `more` are numbers of the
+    protocol's own."""
+    numbers = [*(float(number) for number in parcel.numbers), *more]
+    parts: list[Octets] = [_COUNTS.pack(len(parcel.packets), len(numbers)), struct.pack(f"<{len(numbers)}d", *numbers)]
+    for packet in parcel.packets:
+        pieces = wire.to_parts(packet)
+        parts += [_LENGTH.pack(sum(memoryview(piece).nbytes for piece in pieces)), *pieces]
+    return parts
+
+
+def parcel_from(body: Octets, vectors: int, numbers: int, more: int = 0) -> tuple[Parcel, list[float]]:
+    """What `parcel_parts` wrote, of so many vectors and numbers; or a WireError."""
+    view = memoryview(body)
+    try:
+        counts = _COUNTS.unpack_from(view)
+        if counts != (vectors, numbers + more):
+            raise WireError(
+                f"message has {counts[0]} vectors and {counts[1]} numbers, expected {(vectors, numbers + more)}"
+            )
+        told = struct.unpack_from(f"<{counts[1]}d", view, _COUNTS.size)
+        place, packets = _COUNTS.size + 8 * counts[1], []
+        for _ in range(vectors):
+            (length,) = _LENGTH.unpack_from(view, place)
+            place += _LENGTH.size
+            packets.append(wire.from_bytes(view[place : place + length]))
+            place += length
+    except struct.error:
+        raise WireError(f"message has a body of {len(view)} octets, which is too short") from None
+    if place != len(view):
+        raise WireError(f"message has a body of {len(view)} octets, expected {place}")
+    values = tuple(torch.tensor(value, dtype=torch.float64) for value in told[:numbers])
+    return Parcel(tuple(packets), values), list(told[numbers:])
+
+
+def receipts_to_bytes(receipts: Mapping[str, bytes]) -> bytes:
+    """What was applied last of each client's answers, by its name."""
+    return b"".join(_RECEIPT.pack(_name(name), receipt) for name, receipt in receipts.items())
+
+
+def receipt_for(name: str, receipts: Octets) -> bytes:
+    """Of the answers of the client of this name, which was applied last; empty: none was."""
+    mine = _name(name)
+    if len(receipts) % _RECEIPT.size:
+        raise WireError(f"message has {len(receipts)} octets of receipts, must be a multiple of {_RECEIPT.size}")
+    return next((receipt for owner, receipt in _RECEIPT.iter_unpack(receipts) if owner == mine), b"")
+
+
+def digest(*parts: Octets) -> bytes:
+    """A name for octets."""
+    made = blake2b(digest_size=TICKET)
+    for part in parts:
+        made.update(part)
+    return made.digest()
+
+
+def _name(name: str) -> bytes:
+    return blake2b(name.encode(), digest_size=8).digest()
+
+
+# Texts
+
+
+def largest_message(parameters: int, buffers: int, vectors: int = MOST_VECTORS) -> int:
+    """Octets: so many vectors in full precision are the largest thing that anybody sends."""
+    return 4 * (vectors * parameters + buffers) + MARGIN
+
+
+def sentence(refused: Refused | Rejected) -> str:
     """What a peer gives as its reason, fit for a log."""
-    return repr(bytes(refused.text[:300]).decode(errors="replace"))
+    return repr(bytes(refused.body[:300]).decode(errors="replace"))
 
 
 def as_text(values: dict[str, Any]) -> bytes:
@@ -206,5 +286,4 @@ def from_text(text: Octets) -> dict[str, Any]:
 
 
 def _has_body(made: type[Message]) -> bool:
-    names = [f.name for f in fields(made)]
-    return bool(names) and names[-1] in _BODIES
+    return made in _WITH_BODY

@@ -1,27 +1,30 @@
-"""Who takes part: who is there, who is slow, who is left out for a while, and why. Nothing here knows of messages."""
+"""Who takes part: who is there, who is slow, who is left out for a while, and why."""
 
-import logging
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import inf, isnan, nan
 from statistics import median
-from time import monotonic
 from typing import Any
 
-from quafl.deploy.line import Bucket
-from quafl.deploy.messages import HELLO_SECONDS
+from quafl.protocol.messages import HELLO_SECONDS
 
-_log = logging.getLogger(__name__)
-
-RECENT = 8  # contacts
+REMEMBERED = 8  # contacts
 LONGEST_EXCLUSION = 3600.0  # seconds
 MOST_EXCLUSIONS = 20  # after which they do not get longer
-HELLOS = 2.0, 20.0  # a second, at once
+HELLOS, HELLOS_PER_SECOND = 20.0, 2.0  # at once, and in the long run
 GREETED = 250.0  # clients a second, at most
 FORGIVEN = 0.25  # of a strike, by each good reply
 REFORMED = 20  # good replies that take back an exclusion
-KEPT = ("number", "dropped", "contacts", "steps", "speed", "exclusions")  # of a member, in a checkpoint
+SURVIVING = (
+    "number",
+    "dropped",
+    "contacts",
+    "steps",
+    "exclusions",
+    "receipt",
+    "session",
+)  # of a member, in a checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,26 +49,34 @@ class Member:
     name: str
     number: int
     heard: float = -inf  # when it last gave a sign of life
-    away: bool = False  # it could not be reached, or has said goodbye
+    unreached: bool = False  # it could not be reached since then, or has said goodbye
     left_out_until: float = -inf
     exclusions: int = 0
     faults: int = 0  # in a row
     strikes: float = 0.0  # answers that were late, or none at all, and have not been made up for
     seconds: float = nan  # that its last answer took
-    repairs: int = 0  # that it has asked for, of the contact that it owes
-    judging: bytes = b""  # the contact to which its reply is being read
+    hellos: float = HELLOS  # that it may still say at once
+    hellos_at: float = -inf  # when that was so
+    session: str = ""  # of its process
+    # Of its contacts
+    owes: bytes = b""  # the ticket of the one that it has not answered yet
+    repairs: int = 0  # that it has asked for, of that one
+    whole: bool = False  # it was sent that one in full precision
+    accepted: bool = False  # it has begun, and answers that one when it is done
+    asking: bytes = b""  # the ticket of the one that it is being asked at the moment
+    judging: bytes = b""  # the ticket of the reply that is being read
+    answered: deque[bytes] = field(
+        default_factory=lambda: deque(maxlen=REMEMBERED)
+    )  # tickets whose answers may come again
+    done: deque[bytes] = field(default_factory=lambda: deque(maxlen=REMEMBERED))  # of those, the ones that have come
+    receipt: bytes = b""  # of the answer that was applied last
     dropped: int = 0  # replies
     contacts: int = 0
     steps: int = 0
-    speed: float = nan  # H_i
-    session: str = ""  # of its process
-    answered: bytes = b""  # the contact that it answered last
-    asked: deque[bytes] = field(default_factory=lambda: deque(maxlen=RECENT))  # contacts whose answers may come late
-    hellos: Bucket = field(default_factory=lambda: Bucket(*HELLOS))
 
 
 class Members:
-    """All who have ever been there, by name. Whoever calls holds a lock."""
+    """All who have ever been there, by name."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -92,26 +103,36 @@ class Members:
         return self._all.get(name)
 
     def state(self) -> dict[str, dict[str, Any]]:
-        """For `restore`."""
-        return {member.name: {key: getattr(member, key) for key in KEPT} for member in self}
+        """For `restore`: plain values, as a checkpoint takes them."""
+        return {
+            member.name: {**{key: getattr(member, key) for key in SURVIVING}, "receipt": member.receipt.hex()}
+            for member in self
+        }
 
     def restore(self, state: dict[str, dict[str, Any]]) -> None:
         """They are known again, and there as soon as they say hello."""
-        self._all = {name: Member(name, **values) for name, values in state.items()}
+        self._all = {
+            name: Member(name, **{**values, "receipt": bytes.fromhex(values["receipt"])})
+            for name, values in state.items()
+        }
 
     # Who is there
 
-    def is_live(self, member: Member) -> bool:
-        """Whether it can be contacted now."""
-        return not (member.away or self.is_silent(member) or self.is_left_out(member))
+    def live(self, now: float) -> list[Member]:
+        """Those who can be contacted."""
+        return [member for member in self if self.is_live(member, now)]
 
-    def is_silent(self, member: Member) -> bool:
+    def is_live(self, member: Member, now: float) -> bool:
+        """Whether it can be contacted."""
+        return not (member.unreached or self.is_silent(member, now) or self.is_left_out(member, now))
+
+    def is_silent(self, member: Member, now: float) -> bool:
         """No sign of life has come for too long."""
-        return monotonic() - member.heard >= max(self._limits.silence, 3 * self.hello_seconds)
+        return now - member.heard >= max(self._limits.silence, 3 * self.hello_seconds)
 
-    def is_left_out(self, member: Member) -> bool:
+    def is_left_out(self, member: Member, now: float) -> bool:
         """For its faults."""
-        return monotonic() < member.left_out_until
+        return now < member.left_out_until
 
     @property
     def hello_seconds(self) -> float:
@@ -126,6 +147,13 @@ class Members:
 
     # What they do
 
+    def may_greet(self, member: Member, now: float) -> bool:
+        """Whether it does not say hello too often."""
+        since = max(0.0, now - member.hellos_at) if member.hellos_at > -inf else 0.0
+        left = min(HELLOS, member.hellos + since * HELLOS_PER_SECOND)
+        member.hellos, member.hellos_at = max(0.0, left - 1), now
+        return left >= 1
+
     def well_done(self, member: Member, seconds: float) -> None:
         """A good reply, after so many seconds."""
         member.faults, member.contacts, member.seconds = 0, member.contacts + 1, seconds
@@ -133,20 +161,22 @@ class Members:
         if member.contacts % REFORMED == 0:
             member.exclusions = max(0, member.exclusions - 1)
 
-    def strike(self, member: Member, what: str) -> None:
-        """No fault, if it happens now and then."""
+    def strike(self, member: Member, now: float) -> bool:
+        """No fault, if it happens now and then; whether it is left out now."""
         member.strikes += 1
-        if member.strikes >= self._limits.faults and self.is_live(member):
-            self._leave_out(member, what)
+        if member.strikes >= self._limits.faults and self.is_live(member, now):
+            self._leave_out(member, now)
+            return True
+        return False
 
-    def fault(self, member: Member) -> None:
-        """Too many in a row leave it out."""
+    def fault(self, member: Member, now: float) -> bool:
+        """Too many in a row leave it out; whether they do now."""
         member.faults += 1
         if member.faults >= self._limits.faults:
-            self._leave_out(member, "faults in a row")
+            self._leave_out(member, now)
+            return True
+        return False
 
-    def _leave_out(self, member: Member, why: str) -> None:
-        seconds = min(self._limits.exclusion * 2**member.exclusions, LONGEST_EXCLUSION)
-        member.left_out_until = monotonic() + seconds
+    def _leave_out(self, member: Member, now: float) -> None:
+        member.left_out_until = now + min(self._limits.exclusion * 2**member.exclusions, LONGEST_EXCLUSION)
         member.faults, member.strikes, member.exclusions = 0, 0.0, min(member.exclusions + 1, MOST_EXCLUSIONS)
-        _log.warning("%s is left out for %.0f s: %d %s", member.name, seconds, self._limits.faults, why)

@@ -1,0 +1,1 @@
+"""Who says what to whom, and what must survive: no threads, clocks, sockets or files."""
