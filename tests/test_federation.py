@@ -79,7 +79,7 @@ def test_finds_the_minimum_and_counts_every_octet(tmp_path: Path, algorithm: Alg
         wait_for(lambda: all(client.machine.finished for client in made.clients.values()))
         assert totals.steps <= sum(client.steps for client in made.clients.values())
         assert totals.down == travelled(made.asked, algorithm)
-        assert totals.up == travelled(made.heard, algorithm)
+        wait_for(lambda: totals.up == travelled(made.heard, algorithm))  # one may be on its way in when the run ends
     if codec == TIGHT:
         assert totals.refined > 0
 
