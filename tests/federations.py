@@ -153,8 +153,8 @@ class Federation:
     def join(self, name: str, task: Task, *, checkpoint_seconds: float = 1e6, **options: Any) -> Client:
         """A new client process, so to speak."""
         folder = self.folder / name
-        kept, mark = kept_in(folder)
-        machine = ClientSide(name, task, lambda text: self.terms, uuid4().hex, kept=kept, mark=mark, **options)
+        kept, reports = kept_in(folder)
+        machine = ClientSide(name, task, lambda text: self.terms, uuid4().hex, kept=kept, reports=reports, **options)
         driver = ClientDriver(
             machine,
             folder,

@@ -21,7 +21,8 @@ from quafl.core.randomness import Generators
 from quafl.core.seams import Algorithm, Optimizer, Task
 from quafl.protocol import log, messages
 from quafl.protocol.carrier import SERVER, Unreachable
-from quafl.protocol.client import ClientSide, Mark, Terms
+from quafl.protocol.client import ClientSide, Terms
+from quafl.protocol.log import Reported
 from quafl.protocol.machine import Answer, Ask, Asked, Compute, Do, Done, Say, Wake, Woken, Write
 from quafl.protocol.members import Limits, Member
 from quafl.protocol.messages import Contact, Hello, Message, Repair, Reply, parcel_from, parcel_parts, to_bytes
@@ -318,6 +319,7 @@ class Stage:
         self._sessions += 1
         machine = ClientSide(name, task or self.task, lambda text: self.terms, f"{self._sessions:x}", **options)
         hand = Hand(self, name, machine)
+        hand.written = [log.to_bytes(report) for report in options.get("reports", ())]
         self.parties[name] = hand
         machine.begin()
         hand.happen(Woken())
@@ -354,8 +356,9 @@ def hello(dim: Any = DIM, **more: Any) -> bytes:
     return to_bytes(Hello(messages.as_text({"dim": dim, "buffers": 0, "session": "0a", **more})))
 
 
-def last_mark(hand: Hand) -> Mark | None:
-    return Mark.from_bytes(hand.written[-1]) if hand.written else None
+def reports_of(hand: Hand) -> list[Reported]:
+    """What a client has written down, in all of its processes."""
+    return [log.from_bytes(record) for record in hand.written]
 
 
 def contact_codecs(stage: Stage, name: str) -> list[int]:

@@ -17,6 +17,7 @@ from quafl import Defence, Lattice, Plan, Simulation, sgd
 from quafl.codec import QSGD
 from quafl.codec.seams import Codec
 from quafl.core import SCAFFOLD, FedAsync, FedAvg, FedBuff, FedNova, QuAFL, fedavg, fedbuff, scaffold
+from quafl.core.buffer import Gathered
 from quafl.core.conversation import Clients, Look, Sleep, Tell
 from quafl.core.defence import MOVED, VOTERS, Held
 from quafl.core.quafl import Down
@@ -471,9 +472,9 @@ def test_a_fast_client_has_one_place_in_fedbuffs_buffer() -> None:
         __slots__ = ()
         seen: ClassVar[list[Ids]] = []
 
-        def _applied(self, server: fedbuff.Server, buffer: fedbuff.Buffered, there: int) -> fedbuff.Server:
-            self.seen.append(buffer.senders)
-            return FedBuff._applied(self, server, buffer, there)
+        def _applied(self, server: fedbuff.Server, gathered: Gathered, there: int) -> fedbuff.Server:
+            self.seen.append(gathered.senders)
+            return FedBuff._applied(self, server, gathered, there)
 
     speeds = Constant(steady(torch.tensor([0.1, 1.0, 1.0, 1.0])))
     for defence, different in (Defence(), 1), (Defence(clip=3.0), 3):

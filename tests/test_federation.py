@@ -24,7 +24,8 @@ from quafl.core.messages import Buffers, Model
 from quafl.core.scaffold import SCAFFOLD
 from quafl.core.seams import Algorithm
 from quafl.deploy.carrier import Loop
-from quafl.deploy.client import MARK, kept_in
+from quafl.deploy.client import JOURNAL, kept_in
+from quafl.deploy.journal import Journal
 from quafl.deploy.server import Coordinator, Goals
 from quafl.protocol import journal, log, messages
 from quafl.protocol.messages import Contact, Refinement, Refused, Repair, Reply
@@ -233,7 +234,7 @@ def test_from_its_files_a_client_never_reports_a_step_twice(
             client = made.join("a", task, step_seconds=0.002, checkpoint_seconds=0.03)
             server.reach(server.round + 5)
             end(client, tmp_path / "a")
-            assert (tmp_path / "a" / MARK).exists(), number
+            assert any((tmp_path / "a" / JOURNAL).iterdir()), number
         applied = -crash(made, server).server.model
     assert set(applied.tolist()) == {0.0, 1.0}
     assert applied.sum() >= 50
@@ -287,7 +288,7 @@ def test_a_full_disk_at_the_server_goes_on_applying_and_says_so(
         server = made.serve(problem(), Goals(rounds=10**6, checkpoint_seconds=0.2))
         made.join("a", problem(), step_seconds=0.001)
         server.reach(3)
-        with full_disk(4000):  # a client's mark has less, a few replies have more
+        with full_disk(8000):  # what a client has reported has less, what the server has heard has more
             wait_for(lambda: "the journal cannot be written (File too large)" in caplog.text)
             wait_for(lambda: "no checkpoint could be written" in caplog.text)
             contacts, distance = made.machine.totals.contacts, float(server.coordinator.server.model.mean())
@@ -440,11 +441,13 @@ def test_an_old_client_folder_is_warned_about_and_the_server_brings_the_client_b
         assert run.members[0].contacts == 5
 
 
-@pytest.mark.parametrize("octets", [b"", b"{", b"[1]", b'{"run": "test"}', b'{"run": 1, "steps": "x", "ticket": 2}'])
-def test_a_mark_that_cannot_be_read_is_said_and_the_server_brings_the_client_back(
+@pytest.mark.parametrize("octets", [b"", b"{", b"\x07\x02\x00\x00\x00{}", b"\x63\x02\x00\x00\x00{}"])
+def test_a_journal_that_cannot_be_read_is_said_and_the_server_brings_the_client_back(
     tmp_path: Path, octets: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / MARK).write_bytes(octets)
-    Checkpoints(tmp_path).save({"run": "test", "client": {}})
-    assert kept_in(tmp_path) == (None, None)
+    journal = Journal(tmp_path / JOURNAL)
+    journal.append(1, octets)
+    journal.close()
+    Checkpoints(tmp_path).save({"run": "test", "client": {}, "reported": ""})
+    assert kept_in(tmp_path) == (None, [])
     assert "cannot be read" in caplog.text

@@ -72,7 +72,7 @@ def test_every_algorithm_is_given_as_many_learning_rates() -> None:
         ValueError, match="2 learning rates, and 6 combinations of lr, server_lr, staleness for fedbuff"
     ):
         Tuning(lr=[0.1, 0.2], own={"fedbuff": own})
-    with pytest.raises(ValueError, match="has a grid for fedbuf; known are quafl, fedavg"):
+    with pytest.raises(ValueError, match="has a grid for fedbuf; known are quafl, calibrated, fedavg"):
         Tuning(lr=[0.1], own={"fedbuf": {"lr": [0.1]}})
 
 

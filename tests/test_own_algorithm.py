@@ -67,6 +67,7 @@ class FedProxPush:
 
     records: ClassVar = Records(Client, Server, Down, Up)
     wait: ClassVar[float] = 0.0
+    applied: ClassVar[None] = None
 
     def start(self, model: Model, buffers: Buffers) -> Server:
         return Server(model=model, buffers=buffers, push=torch.zeros_like(model), visits=torch.empty(0))

@@ -10,10 +10,10 @@ import torch
 
 from quafl.codec.coders import Parcel
 from quafl.core.client import newcomers
-from quafl.protocol import journal, messages
-from quafl.protocol.client import ClientSide, Mark
+from quafl.protocol import journal, log, messages
+from quafl.protocol.client import ClientSide
 from quafl.protocol.debts import Arrival, Question
-from quafl.protocol.log import Entry, Gave, Took
+from quafl.protocol.log import Entry, Gave, Reported, Took
 from quafl.protocol.machine import Do, Done, Flow, Woken
 from quafl.protocol.members import Member
 from quafl.protocol.server import ServerSide
@@ -54,14 +54,17 @@ def test_a_second_reply_to_the_same_contact_counts_after_a_crash() -> None:
     name, ticket = cast.names[0], bytes(messages.TICKET).hex()
     run = cast.welcome["run"]
     fresh = newcomers(cast.algorithm, *cast.tasks[name].initial(), torch.ones(1))
+    reports = [Reported(run, steps, ticket, True, "lost", [], b"") for steps in (3, 6)]
     kept = {
         "run": run,
         "text": messages.as_text(cast.welcome).decode(),
         "client": replace(fresh, steps=fresh.steps + 3).tree(),
-        "mark": Mark(run, 3, ticket).to_bytes().decode(),
+        "reported": messages.digest(log.to_bytes(reports[0])).hex(),
+        "applied": False,
+        "remembers": False,
         "given": None,
     }
-    machine = ClientSide(name, cast.tasks[name], cast.terms, "1", kept=kept, mark=Mark(run, 6, ticket))
+    machine = ClientSide(name, cast.tasks[name], cast.terms, "1", kept=kept, reports=reports)
     machine.begin()
     (hello,) = (effect for effect in machine.happen(0.0, Woken()) if isinstance(effect, Do))
     machine.happen(0.1, Done(hello.number, messages.to_bytes(messages.Welcome(messages.as_text(cast.welcome)))))
@@ -202,8 +205,7 @@ class TakesStepsAgain(ClientSide):
     """After a crash, steps that were reported are taken again."""
 
     def _restore(self, run: str, text: dict[str, Any], terms: Any) -> None:
-        if self._mark is not None:
-            self._mark = self._mark._replace(steps=0)
+        self._reports = tuple(replace(report, steps=0) for report in self._reports)
         super()._restore(run, text, terms)
 
 
@@ -211,8 +213,9 @@ class KeepsProgress(ClientSide):
     """After a crash, progress that may have been reported is reported again."""
 
     def _restore(self, run: str, text: dict[str, Any], terms: Any) -> None:
-        if self._kept is not None and self._mark is not None:
-            self._kept = {**self._kept, "mark": self._mark.to_bytes().decode(), "given": None}
+        if self._kept is not None and self._reports:
+            name = messages.digest(log.to_bytes(self._reports[-1])).hex()
+            self._kept = {**self._kept, "reported": name, "given": None}
         super()._restore(run, text, terms)
 
 
@@ -220,9 +223,8 @@ class NeverLost(ClientSide):
     """A client does not take back what was lost."""
 
     def _settled(self, receipt: bytes, terms: Any) -> Any:
-        given = self._given
-        if given is not None and given.up is not None:
-            self._given = replace(given, up=None)
+        if self._given is not None:
+            self._given = replace(self._given, up=None, pending=False)
         return self.client
 
 
@@ -231,6 +233,29 @@ class AlwaysLost(ClientSide):
 
     def _settled(self, receipt: bytes, terms: Any) -> Any:
         return super()._settled(b"", terms)
+
+
+class AlwaysApplied(ClientSide):
+    """A client remembers what was not applied, too."""
+
+    def _resolved(self, client: Any, terms: Any, *, applied: bool) -> Any:
+        return super()._resolved(client, terms, applied=True)
+
+
+class ForgetsReplies(ClientSide):
+    """What is to be remembered of a reply is not written down."""
+
+    def _write_down(self, contact: Any, steps: int, octets: bytes, remembered: bool, repairs: Any) -> Flow:
+        yield from super()._write_down(contact, steps, octets, False, repairs)
+
+
+class RemembersWhatItSaid(ClientSide):
+    """A client remembers its reply as it was said, and not as the server decodes it."""
+
+    def _resolved(self, client: Any, terms: Any, *, applied: bool) -> Any:
+        if self._given is not None and self._given.understood is not None and self._given.up is not None:
+            self._given = replace(self._given, understood=self._given.up)
+        return super()._resolved(client, terms, applied=applied)
 
 
 class AnswersOldContacts(ClientSide):
@@ -274,6 +299,9 @@ BUGS = {
             KeepsProgress,
             NeverLost,
             AlwaysLost,
+            AlwaysApplied,
+            ForgetsReplies,
+            RemembersWhatItSaid,
             AnswersOldContacts,
         )
     },

@@ -68,6 +68,13 @@ class World:
         bases: Tensor = self.fleet.clients.everybody().base
         return bases
 
+    def informed(self) -> Any:
+        """All clients, as they will be when they hear what became of their last answers."""
+        fleet, said = self.fleet, dict(self.fleet._said)
+        clients = fleet._informed(torch.arange(fleet.size), fleet.clients.everybody())
+        fleet._said = said
+        return clients
+
     def scatter(self, bases: Tensor) -> None:
         clients = self.fleet.clients
         clients.put(torch.arange(len(clients)), replace(clients.everybody(), base=bases))

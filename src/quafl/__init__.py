@@ -9,14 +9,20 @@ from typing import TYPE_CHECKING, Any
 from quafl.version import __version__
 
 if TYPE_CHECKING:
-    from quafl.codec import QSGD, Identity, Lattice
+    from quafl.codec import QSGD, Codecs, Identity, Lattice
     from quafl.core import (
+        CA2FL,
+        FAVANO,
         SCAFFOLD,
+        Adaptive,
+        Calibrated,
         Defence,
         FedAsync,
         FedAvg,
         FedBuff,
         FedNova,
+        HeavyBall,
+        Plain,
         QuAFL,
         adam,
         cosine,
@@ -28,18 +34,25 @@ if TYPE_CHECKING:
     from quafl.tasks.local import Local
 
 __all__ = [
+    "CA2FL",
+    "FAVANO",
     "QSGD",
     "SCAFFOLD",
     "Absence",
+    "Adaptive",
+    "Calibrated",
     "Change",
+    "Codecs",
     "Defence",
     "FedAsync",
     "FedAvg",
     "FedBuff",
     "FedNova",
+    "HeavyBall",
     "Identity",
     "Lattice",
     "Local",
+    "Plain",
     "Plan",
     "QuAFL",
     "Result",
@@ -54,9 +67,10 @@ __all__ = [
     "simulate",
 ]
 _HOMES = {
-    "quafl.codec": ("QSGD", "Identity", "Lattice"),
+    "quafl.codec": ("QSGD", "Codecs", "Identity", "Lattice"),
     "quafl.core": (
-        *("SCAFFOLD", "Defence", "FedAsync", "FedAvg", "FedBuff", "FedNova", "QuAFL"),
+        *("CA2FL", "FAVANO", "SCAFFOLD", "Calibrated", "FedAsync", "FedAvg", "FedBuff", "FedNova", "QuAFL"),
+        *("Adaptive", "Defence", "HeavyBall", "Plain"),
         *("adam", "cosine", "linear", "momentum", "sgd"),
     ),
     "quafl.sim": ("Absence", "Change", "Plan", "Result", "Simulation", "World", "simulate"),

@@ -8,10 +8,11 @@ from quafl.codec.lattice import Lattice
 from quafl.codec.messages import answer, decode, encode
 from quafl.codec.qsgd import QSGD
 from quafl.codec.registry import register
-from quafl.codec.seams import DecodeError, Packet, WireError
+from quafl.codec.seams import Codecs, DecodeError, Packet, WireError
 
 __all__ = [
     "QSGD",
+    "Codecs",
     "DecodeError",
     "Format",
     "Header",

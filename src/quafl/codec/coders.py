@@ -38,38 +38,37 @@ class Coder:
     with that, or as a difference from it; a displacement with zero. What a codec without keys needs of this is nothing.
     """
 
-    def __init__(self, message: type[Message], codec: Codec, *, everything: bool = False) -> None:
+    def __init__(self, message: type[Message], codec: Codec) -> None:
         self.message = message
         self.vectors = message.vectors()
-        self._codecs = [codec if one.compressed or everything else Identity() for one in self.vectors]
+        self._codec = codec
 
     @property
     def bits(self) -> int:
-        """Of all vectors together, per coordinate."""
-        return sum(codec.bits for codec in self._codecs)
+        """Of each vector, per coordinate."""
+        return self._codec.bits
 
     @property
-    def by_vector(self) -> tuple[int, ...]:
-        """Bits of each vector, per coordinate."""
-        return tuple(codec.bits for codec in self._codecs)
+    def total_bits(self) -> int:
+        """Of all vectors together, per coordinate."""
+        return len(self.vectors) * self.bits
 
     @property
     def needs_keys(self) -> bool:
         """Whether some vector needs something near it."""
-        return any(codec.keyed or codec.difference for codec in self._codecs)
+        return self._codec.keyed or self._codec.difference
 
     @property
     def has_differences(self) -> bool:
         """Whether some vector is coded as a difference from what the sender of the answer has heard."""
-        return any(self._is_difference(*pair) for pair in zip(self.vectors, self._codecs, strict=True))
+        return any(map(self._is_difference, self.vectors))
 
-    @staticmethod
-    def _is_difference(vector: Vector, codec: Codec) -> bool:
-        return codec.difference and isinstance(vector.near, Heard)
+    def _is_difference(self, vector: Vector) -> bool:
+        return self._codec.difference and isinstance(vector.near, Heard)
 
     def in_full(self) -> "Coder":
         """The same messages in full precision: for a receiver that has nothing near them."""
-        return Coder(self.message, Identity(), everything=True)
+        return Coder(self.message, Identity())
 
     def pack(
         self,
@@ -81,36 +80,45 @@ class Coder:
         """A fresh message. `distances` are the sender's estimates of how far each vector is from the receiver's key;
         `heard` is the message that it answers."""
         packets = []
-        for place, (vector, codec) in enumerate(zip(self.vectors, self._codecs, strict=True)):
+        for place, vector in enumerate(self.vectors):
             x = getattr(message, vector.name)
-            if self._is_difference(vector, codec):
+            if self._is_difference(vector):
                 x = x - getattr(heard, vector.near.name)  # type: ignore[union-attr]  # it is Heard
             exact = message.statistics if place == 0 else None
-            packets.append(codec.encode(x, rng, distance=distances.get(vector.name, 0.0), exact=exact))
+            packets.append(self._codec.encode(x, rng, distance=distances.get(vector.name, 0.0), exact=exact))
         return Parcel(tuple(packets), tuple(getattr(message, one.name) for one in message.numbers()))
 
     def unpack(self, parcel: Parcel, keys: Mapping[str, Tensor], refine: RefineVector | None = None) -> Message:
         """The message, with keys by the names of its vectors; or DecodeError."""
         decoded = {}
-        for place, (vector, codec) in enumerate(zip(self.vectors, self._codecs, strict=True)):
-            packet, key = parcel.packets[place], keys[vector.name]
-            x = codec.decode(packet, key=key, refine=None if refine is None else _of(refine, place))
-            decoded[vector.name] = x + key if self._is_difference(vector, codec) else x
+        for place, vector in enumerate(self.vectors):
+            key = keys[vector.name]
+            x = self._codec.decode(parcel.packets[place], key=key, refine=_of(refine, place))
+            decoded[vector.name] = x + key if self._is_difference(vector) else x
         numbers = {one.name: value for one, value in zip(self.message.numbers(), parcel.numbers, strict=True)}
         return self.message(statistics=parcel.packets[0].exact, **decoded, **numbers)
 
+    def displacements(self, parcel: Parcel, refine: RefineVector) -> dict[str, Tensor]:
+        """The vectors of a message that are near nothing: whoever has the message can decode them."""
+        return {
+            vector.name: self._codec.decode(packet, key=packet.side.new_zeros(packet.dim), refine=_of(refine, place))
+            for place, (vector, packet) in enumerate(zip(self.vectors, parcel.packets, strict=True))
+            if vector.near is None
+        }
+
     def refine(self, message: Message, place: int, request: Packet) -> Packet:
         """What the receiver of the message asks for, of its vector of that place."""
-        return self._codecs[place].refine(getattr(message, self.vectors[place].name), request)
+        return self._codec.refine(getattr(message, self.vectors[place].name), request)
 
     def noise(self, parcel: Parcel) -> dict[str, Tensor]:
         """E‖Q(x) − x‖² of each vector."""
-        parts = zip(self.vectors, self._codecs, parcel.packets, strict=True)
-        return {vector.name: codec.noise(packet) for vector, codec, packet in parts}
+        return {
+            vector.name: self._codec.noise(packet) for vector, packet in zip(self.vectors, parcel.packets, strict=True)
+        }
 
 
-def _of(refine: RefineVector, place: int) -> Refine:
-    return lambda row, request: refine(place, row, request)
+def _of(refine: RefineVector | None, place: int) -> Refine | None:
+    return None if refine is None else lambda row, request: refine(place, row, request)
 
 
 class Coders(NamedTuple):
@@ -121,10 +129,6 @@ class Coders(NamedTuple):
 
 
 def coders_for(algorithm: Algorithm, codec: Codec | Codecs) -> Coders:
-    """For a codec, wherever the algorithm compresses; or for one a direction, which then compresses everything."""
-    if isinstance(codec, Codecs):
-        return Coders(
-            Coder(algorithm.records.up, codec.up, everything=True),
-            Coder(algorithm.records.down, codec.down, everything=True),
-        )
-    return Coders(Coder(algorithm.records.up, codec), Coder(algorithm.records.down, codec))
+    """For one codec both ways, or for one each way."""
+    up, down = codec if isinstance(codec, Codecs) else (codec, codec)
+    return Coders(Coder(algorithm.records.up, up), Coder(algorithm.records.down, down))

@@ -68,6 +68,11 @@ def begin(client: Client, base: Model, buffers: Buffers, steps: Counts | int, **
     )
 
 
+def proximal(strength: float) -> Direction | None:
+    """∇ of f + ρ/2 ‖x − X^i‖²: the gradient, and ρ times how far the client has come from its base."""
+    return (lambda client, gradient: gradient - strength * client.progress) if strength else None
+
+
 def stopped(client: Client) -> Client:
     """The client as it is: it takes no more steps before it answers."""
     return replace(client, budget=client.taken)
@@ -79,7 +84,8 @@ def stopped(client: Client) -> Client:
 class Said(NamedTuple):
     """What comes of a contact."""
 
-    sound: Tensor  # which clients have answered; the progress of the others was not finite
+    answers: Tensor  # which clients answer
+    broken: Tensor  # which do not because their progress is not finite; the others have nothing to say
     up: Any  # a Message, with a row for each of those
     steps: Counts  # behind it, likewise
     away: Mapping[str, Tensor]  # of its vectors: how far from what they are near to, as the client knows it
@@ -95,19 +101,21 @@ def listen(algorithm: Algorithm, optimizer: Optimizer, clients: Any, down: Messa
 
 def speak(algorithm: Algorithm, optimizer: Optimizer, clients: Any, down: Message) -> Said:
     """The answers of clients that have taken their steps. One whose progress is not finite does not answer: it drops
-    what it has done, and goes on from its base."""
+    what it has done, and goes on from its base. Nor does one that has taken no step, if that is nothing to speak of."""
     up, after = algorithm.answer(clients, down)
     away = {one.name: _away(getattr(up, one.name), one.near, down) for one in up.vectors()}
     finite = up.statistics.isfinite().all(dim=-1)
     for reach in away.values():
         finite = finite & reach.isfinite()
     sound = finite.cpu()
-    if sound.all():
-        return Said(sound, up, clients.taken, away, after)
-    restarted = begin(clients, clients.base, down.statistics, after.budget)
-    restarted = replace(restarted, optimizer=optimizer.init(restarted.base))
-    away = {name: reach[sound] for name, reach in away.items()}
-    return Said(sound, up[sound], clients.taken[sound], away, after.where(sound, restarted))
+    answers = sound if algorithm.records.idle else sound & (clients.taken > 0)
+    if not sound.all():
+        restarted = begin(clients, clients.base, down.statistics, after.budget)
+        after = after.where(sound, replace(restarted, optimizer=optimizer.init(restarted.base)))
+    if answers.all():
+        return Said(answers, ~sound, up, clients.taken, away, after)
+    away = {name: reach[answers] for name, reach in away.items()}
+    return Said(answers, ~sound, up[answers], clients.taken[answers], away, after)
 
 
 def _away(vector: Model, near: Any, down: Message) -> Tensor:

@@ -7,11 +7,13 @@ over clients, which a minority cannot move; the speed that counts for all is a q
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from math import inf
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from quafl.core.messages import Buffers, Model
 from quafl.core.pieces import distance, in_pieces
@@ -23,6 +25,7 @@ MOVED = 2.0**-17  # of ‖X_t‖: less may be rounding, says nothing about what 
 LIARS = 10  # one in so many voters, and two in any case, may lie about a sign
 ITERATIONS = 16  # of Weiszfeld's
 CHUNK = 2**18  # coordinates
+SKETCH = 256  # numbers that stand for a long vector: its length is known to about 4 %
 
 
 class Reports(Protocol):
@@ -99,6 +102,13 @@ class Defence:
         statistics = self._robust(held.up.statistics, server.buffers, 1.0)
         return held._replace(up=replace(held.up, statistics=statistics, **robust))
 
+    def believes(self, shares: Tensor, senders: Ids, new: Tensor, there: int) -> Tensor:
+        """Of sketches of what a server remembers of each client: which senders' `new` ones are at most `clip` times as
+        long as is usual, among the new ones and the others' present ones."""
+        lengths = shares.norm(dim=-1).index_copy(0, senders, new.norm(dim=-1))
+        believed: Tensor = lengths[senders] <= self._limit(lengths, 0.0, there)
+        return believed
+
     def slowest(self, speeds: Tensor) -> float:
         """H_min: of n speeds, the one with int(share·n) below it; if n ≥ 4 and the share is not 0, at least one."""
         n = len(speeds)
@@ -172,6 +182,22 @@ class Defence:
 
 
 NO_DEFENCE = Defence()  # the algorithms of the papers
+
+
+@cache
+def _signs(dim: int) -> Tensor:
+    rows = -(-dim // SKETCH)
+    return torch.randint(0, 2, (rows, SKETCH), generator=torch.Generator().manual_seed(SKETCH)).float() * 2 - 1
+
+
+def sketched(vectors: Tensor) -> Tensor:
+    """Vectors "... d" as "... 256": Σ of coordinates with random signs, every 256th in one place (Charikar et al.,
+    "Finding Frequent Items in Data Streams", 2002). Linear, and about as long."""
+    dim = vectors.shape[-1]
+    signs = _signs(dim).to(vectors.device)
+    padded = functional.pad(vectors, (0, signs.numel() - dim)).unflatten(-1, tuple(signs.shape))
+    sums: Tensor = (padded * signs).sum(dim=-2)
+    return sums.cpu()
 
 
 def _counted(kept: Mapping[str, Tensor], senders: Ids, told: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from quafl.core.client import begin
+from quafl.core.client import begin, proximal
 from quafl.core.conversation import Round
 from quafl.core.defence import NO_DEFENCE, Defence
 from quafl.core.messages import Buffers, Message, Model, heard, own, vector
@@ -54,6 +54,7 @@ class FedAsync:
 
     records: ClassVar = Records(ClientState, Server, Down, Up)
     wait: ClassVar[float] = 0.0
+    applied: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         check_settings(self.sampled, self.local_steps, self.patience)
@@ -100,10 +101,8 @@ class FedAsync:
 
     @property
     def direction(self) -> Direction | None:
-        """∇ of f + ρ/2 ‖x − x_t‖²: the gradient, and ρ times how far the client has come."""
-        if not self.proximity:
-            return None
-        return lambda client, gradient: gradient - self.proximity * client.progress
+        """∇ of f + ρ/2 ‖x − x_t‖²."""
+        return proximal(self.proximity)
 
     def answer(self, client: ClientState, down: Down) -> tuple[Up, ClientState]:
         """x_new; it stays where it began until it is asked again."""

@@ -1,6 +1,8 @@
 """FedAvg (McMahan et al., 2017, Algorithm 1), with a fixed number of local steps, as in the paper's comparison.
 
-The sequential Baseline is FedAvg on one slow client that holds all the data: K = 1, s = 1, no interaction time.
+With a proximal term at the clients it is FedProx (Li et al., "Federated Optimization in Heterogeneous Networks", 2020),
+with momentum or Adam at the server FedOpt (Reddi et al., "Adaptive Federated Optimization", 2021). The sequential
+Baseline is FedAvg on one slow client that holds all the data: K = 1, s = 1, no interaction time.
 """
 
 from dataclasses import dataclass
@@ -9,13 +11,14 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from quafl.core.client import begin
+from quafl.core.client import begin, proximal
 from quafl.core.conversation import Clients, Look, Round
 from quafl.core.defence import NO_DEFENCE, Defence
+from quafl.core.descent import Descent
 from quafl.core.messages import Buffers, Message, Model, heard, own, vector
 from quafl.core.randomness import Generators
-from quafl.core.seams import ClientState, Records, ServerState
-from quafl.core.server import check_settings, exchange, mean_or, proceed
+from quafl.core.seams import ClientState, Direction, OptimizerState, Records, ServerState
+from quafl.core.server import check_server_lr, check_settings, exchange, mean_or, proceed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,42 +35,69 @@ class Up(Message):
     model: Model = vector(near=heard("model"))  # w^k
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server(ServerState):
+    """w_t is `model`."""
+
+    descent: OptimizerState = ()
+
+
 @dataclass(frozen=True, slots=True)
 class FedAvg:
     """Each round, `sampled` clients start from the server's model, take exactly `local_steps` steps, and the server
-    adopts the mean of what they send back. The round lasts as long as the slowest of them, plus the exchange."""
+    adopts the mean of what they send back, or moves towards it. The round lasts as long as the slowest of them, plus
+    the exchange."""
 
     sampled: int = 5
     local_steps: int = 5
+    proximity: float = 0.0  # μ: how strongly a local step is pulled to what it started from
+    server_lr: float = 1.0  # η, where the server does not just adopt the mean
+    server: Descent | None = None  # how it then moves
     patience: float = inf  # how long the server waits for answers
     defence: Defence = NO_DEFENCE
 
-    records: ClassVar = Records(ClientState, ServerState, Down, Up)
+    records: ClassVar = Records(ClientState, Server, Down, Up)
     wait: ClassVar[float] = 0.0
-    direction: ClassVar[None] = None
+    applied: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         check_settings(self.sampled, self.local_steps, self.patience)
+        check_server_lr(self.server_lr)
+        if not 0 <= self.proximity < inf:
+            raise ValueError(f"proximity is {self.proximity}, must not be negative, and finite")
+        if self.server is None and self.server_lr != 1:
+            raise ValueError(
+                f"server_lr is {self.server_lr}, must be 1 where the server adopts the mean; give a server"
+            )
 
     # At the server
 
-    def start(self, model: Model, buffers: Buffers) -> ServerState:
+    def start(self, model: Model, buffers: Buffers) -> Server:
         """w_0."""
-        return ServerState(model=model, buffers=buffers)
+        return Server(model=model, buffers=buffers, descent=() if self.server is None else self.server.init(model))
 
-    def round(self, server: ServerState, rng: Generators) -> Round[ServerState]:
+    def round(self, server: Server, rng: Generators) -> Round[Server]:
         """w_{t+1} = Σ w^k/m over the m clients that answered; w_t if nobody did."""
         clients: Clients = yield Look()
         down = Down(model=server.model, statistics=server.buffers)
         replies = yield from exchange(server, down, clients, self.sampled, self.patience, rng)
         held = self.defence.hold(server, replies, {"model": server.model}, len(clients.present))
+        model, descent = self._moved(server, mean_or(server.model, held.up.model))
         return proceed(
             server,
             held.distances,
             votes=held.votes,
-            model=mean_or(server.model, held.up.model),
+            model=model,
+            descent=descent,
             buffers=mean_or(server.buffers, held.up.statistics),
         )
+
+    def _moved(self, server: Server, mean: Model) -> tuple[Model, OptimizerState]:
+        """To the mean; or along w_t − mean, by FedOpt's ServerOpt (Algorithm 1)."""
+        if self.server is None:
+            return mean, ()
+        step, descent = self.server.update(server.model - mean, server.descent)
+        return server.model - self.server_lr * step, descent
 
     # At the client
 
@@ -78,6 +108,11 @@ class FedAvg:
     def hear(self, client: ClientState, down: Down) -> ClientState:
         """w^k ← w_t, and then K steps."""
         return begin(client, down.model, down.statistics, self.local_steps)
+
+    @property
+    def direction(self) -> Direction | None:
+        """∇ of f + μ/2 ‖w − w_t‖² (FedProx, equation 2)."""
+        return proximal(self.proximity)
 
     def answer(self, client: ClientState, down: Down) -> tuple[Up, ClientState]:
         """w^k after the local steps; it stays there until it is asked again."""

@@ -1,57 +1,34 @@
 """FedBuff (Nguyen et al., "Federated Learning with Buffered Asynchronous Aggregation", 2022, Algorithm 1).
 
 All clients train all the time. One that has finished sends how far it has come and starts again from the server's
-current model; the server moves whenever its buffer is full.
+current model; the server moves whenever its buffer is full. With Adam at the server it is FADAS (Wang et al., "FADAS:
+Towards Federated Adaptive Asynchronous Optimization", 2024, Algorithms 1 and 2).
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import inf
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from quafl.core.client import begin
-from quafl.core.conversation import Replies, Round
+from quafl.core import buffer
+from quafl.core.buffer import Down, Filling, Gathered, Up, alike, gather
+from quafl.core.conversation import Round
 from quafl.core.defence import NO_DEFENCE, Defence
-from quafl.core.messages import Buffers, Message, Model, own, vector
+from quafl.core.descent import PLAIN, Descent
+from quafl.core.messages import Buffers, Model
 from quafl.core.pieces import zeros
 from quafl.core.randomness import Generators
-from quafl.core.seams import ClientState, Ids, Records, ServerState
-from quafl.core.server import Turn, check_settings, next_arrival, proceed
-from quafl.core.structs import Struct
+from quafl.core.seams import ClientState, Counts, OptimizerState, Records
+from quafl.core.server import check_server_lr, check_settings, proceed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Down(Message):
-    """Server to client."""
-
-    model: Model = vector(near=own("base"), compressed=False)  # w^t; the paper compresses the way up alone
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Up(Message):
-    """Client to server."""
-
-    displacement: Model = vector(near=None)  # Δ_i
-
-
-@dataclass(frozen=True, slots=True)
-class Buffered(Struct):
-    """What waits in the buffer, a row per place."""
-
-    senders: Ids
-    up: Up  # with s(τ_i) Δ_i
-    distances: Mapping[str, Tensor]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Server(ServerState):
+class Server(buffer.Server):
     """w^t is `model`."""
 
-    buffer: Buffered | None = None
-    asked: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.float64))
+    descent: OptimizerState
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,73 +38,57 @@ class FedBuff:
     sampled: int = 5
     local_steps: int = 5
     server_lr: float = 1.0  # η_g
+    server: Descent = PLAIN  # how the server moves
     staleness: bool = False  # weigh a displacement that is τ rounds old by 1/√(1+τ)
+    delay: float = inf  # τ_c: η_g is at most 1/τ where the oldest displacement is τ > τ_c rounds old (FADAS)
     patience: float = inf  # after which a silent client is sent the model once more, and starts anew
     defence: Defence = NO_DEFENCE
 
     records: ClassVar = Records(ClientState, Server, Down, Up)
     wait: ClassVar[float] = 0.0
     direction: ClassVar[None] = None
+    applied: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         check_settings(self.sampled, self.local_steps, self.patience)
-        if not self.server_lr > 0:
-            raise ValueError(f"server_lr is {self.server_lr}, must be positive")
+        check_server_lr(self.server_lr)
+        if not self.delay >= 1:
+            raise ValueError(f"delay is {self.delay}, must be at least 1 round, or inf for the same rate always")
 
     # At the server
 
     def start(self, model: Model, buffers: Buffers) -> Server:
         """w^0, with an empty buffer."""
-        return Server(model=model, buffers=buffers)
+        return Server(model=model, buffers=buffers, descent=self.server.init(model))
 
     def round(self, server: Server, rng: Generators) -> Round[Server]:
         """From w^t to w^{t+1}; to w^t, with what the buffer then has, if time has passed for nothing."""
-        kept = server.buffer
-        buffer = [] if kept is None else [kept[row : row + 1] for row in range(len(kept.senders))]
-        asked, down = server.asked, Down(model=server.model, statistics=server.buffers)
-        while True:
-            turn: Turn = yield from next_arrival(server, down, asked, self.patience)  # lines 2 and 4
-            asked, there = turn.asked, len(turn.clients.present)
-            buffer = self._put(buffer, self._weighed(server, turn.replies))  # line 6
-            if len(buffer) >= self._places(there):
-                return replace(self._applied(server, Buffered.join(buffer), there), asked=asked)
-            if not len(turn.replies.senders):
-                return replace(server, asked=asked, buffer=Buffered.join(buffer) if buffer else None)
+        down, weigh = Down(model=server.model, statistics=server.buffers), _fading if self.staleness else alike
+        filling: Filling = yield from gather(server, down, self.sampled, self.patience, self.defence, weigh)
+        if filling.buffer is None or not filling.full:
+            return replace(server, asked=filling.asked, buffer=filling.buffer)
+        return replace(self._applied(server, filling.buffer, filling.there), asked=filling.asked, buffer=None)
 
-    def _places(self, there: int) -> int:
-        """In the buffer: s, but no more than there are clients where each has one place."""
-        return max(1, min(self.sampled, there)) if self.defence.bounded else self.sampled
-
-    def _applied(self, server: Server, buffer: Buffered, there: int) -> Server:
+    def _applied(self, server: Server, gathered: Gathered, there: int) -> Server:
         """w^{t+1} = w^t − η_g/s Σ s(τ_i) Δ_i, added up in order of arrival (lines 9-10)."""
-        held = self.defence.hold(server, buffer, {"displacement": zeros(server.model)}, there)
+        held = self.defence.hold(server, gathered, {"displacement": zeros(server.model)}, there)
+        places = len(gathered.senders)
         total = sum(held.up.displacement, torch.zeros_like(server.model))
         statistics = sum(held.up.statistics, torch.zeros_like(server.buffers))
+        step, descent = self.server.update(total / places, server.descent)
         return proceed(
             server,
             held.distances,
             votes=held.votes,
-            model=server.model - self.server_lr / len(buffer.senders) * total,
-            buffers=statistics / len(buffer.senders),
-            buffer=None,
+            model=server.model - self._rate(gathered.ages) * step,
+            buffers=statistics / places,
+            descent=descent,
         )
 
-    def _put(self, buffer: list[Buffered], new: Buffered) -> list[Buffered]:
-        """A reply, if there is one, into the buffer. Where displacements are bounded, a client has one place: what it
-        sends while it has one is added to it, or the fastest would fill the buffer by itself."""
-        mine = [row for row in buffer if self.defence.bounded and torch.equal(row.senders, new.senders)]
-        if not mine:
-            return [*buffer, new] if len(new.senders) else buffer
-        total = mine[0].up.displacement + new.up.displacement
-        both = replace(new, up=replace(new.up, displacement=total))
-        return [both if row is mine[0] else row for row in buffer]
-
-    def _weighed(self, server: Server, replies: Replies) -> Buffered:
-        """With weight s(τ) = 1/√(1+τ), where τ is how many rounds ago the client started (section 3.2)."""
-        age = server.round - replies.round
-        weight = (1 + age).float().rsqrt().unsqueeze(-1) if self.staleness else torch.ones(len(age), 1)
-        weighed = weight.to(replies.up.displacement.device) * replies.up.displacement
-        return Buffered(replies.senders, replace(replies.up, displacement=weighed), replies.distances)
+    def _rate(self, ages: Counts) -> float:
+        """η_t = η if the largest delay is at most τ_c, else min(η, 1/the largest delay) (FADAS, equation 4)."""
+        oldest = int(ages.max())
+        return min(self.server_lr, 1 / oldest) if oldest > self.delay else self.server_lr
 
     # At the client
 
@@ -137,13 +98,17 @@ class FedBuff:
 
     def hear(self, client: ClientState, down: Down) -> ClientState:
         """y_0 ← w^t, and then K steps."""
-        return begin(client, down.model, down.statistics, self.local_steps)
+        return buffer.hear(client, down, self.local_steps)
 
     def answer(self, client: ClientState, down: Down) -> tuple[Up, ClientState]:
-        """Δ_i = w^t − y_K, what it started from less where it stands (Algorithm 2)."""
-        up = Up(displacement=client.progress, statistics=client.buffers)
-        return up, begin(client, client.base, client.buffers, 0)
+        """Δ_i = w^t − y_K (Algorithm 2)."""
+        return buffer.answer(client)
 
     def lost(self, client: ClientState, up: Up) -> ClientState:
         """The next contact brings all that it needs."""
         return client
+
+
+def _fading(ages: Counts) -> Tensor:
+    """s(τ) = 1/√(1+τ) (section 3.2)."""
+    return (1 + ages).float().rsqrt()

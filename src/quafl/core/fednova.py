@@ -54,6 +54,7 @@ class FedNova:
     records: ClassVar = Records(Client, ServerState, Down, Up)
     wait: ClassVar[float] = 0.0
     direction: ClassVar[None] = None
+    applied: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         check_settings(self.sampled, self.local_steps, self.patience)

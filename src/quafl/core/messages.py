@@ -44,7 +44,6 @@ class Vector(NamedTuple):
 
     name: str
     near: Near
-    compressed: bool
 
 
 class Number(NamedTuple):
@@ -66,10 +65,9 @@ def heard(name: str) -> Heard:
     return Heard(name)
 
 
-def vector(*, near: Near, compressed: bool = True) -> Any:
-    """A field of a message. What is not `compressed` travels in full precision, unless a codec is chosen for the
-    direction by itself."""
-    return field(metadata={"near": near, "compressed": compressed})
+def vector(*, near: Near) -> Any:
+    """A field of a message."""
+    return field(metadata={"near": near})
 
 
 def number(*, private: bool = False, low: float = -inf, high: float | str = inf) -> Any:
@@ -87,9 +85,7 @@ class Message(Struct):
     @classmethod
     def vectors(cls) -> tuple[Vector, ...]:
         """In the order of their declaration."""
-        return tuple(
-            Vector(f.name, f.metadata["near"], f.metadata["compressed"]) for f in fields(cls) if "near" in f.metadata
-        )
+        return tuple(Vector(f.name, f.metadata["near"]) for f in fields(cls) if "near" in f.metadata)
 
     @classmethod
     def numbers(cls) -> tuple[Number, ...]:

@@ -16,7 +16,7 @@ Schedule: TypeAlias = Callable[[Counts], Tensor]  # the server's round, as a cli
 
 def sgd(lr: float, schedule: Schedule | None = None) -> Optimizer:
     """Displacement η·g̃ (Algorithm 1, LocalUpdates, lines 4-5)."""
-    _check_positive("lr", lr)
+    check_positive("lr", lr)
 
     def init(model: Model) -> OptimizerState:
         return ()
@@ -31,8 +31,8 @@ def momentum(
     lr: float, beta: float = 0.9, *, nesterov: bool = False, schedule: Schedule | None = None, fresh: bool = False
 ) -> Optimizer:
     """Displacement η·v with v ← β·v + g̃ (torch's SGD with momentum); Nesterov's: η·(g̃ + β·v)."""
-    _check_positive("lr", lr)
-    _check_share("beta", beta)
+    check_positive("lr", lr)
+    check_share("beta", beta)
 
     def init(model: Model) -> OptimizerState:
         return (torch.zeros_like(model),)
@@ -54,10 +54,10 @@ def adam(
     fresh: bool = False,
 ) -> Optimizer:
     """Displacement η·m̂/(√v̂ + ε) (Kingma and Ba, 2015, Algorithm 1)."""
-    _check_positive("lr", lr)
-    _check_positive("eps", eps)
+    check_positive("lr", lr)
+    check_positive("eps", eps)
     for beta in betas:
-        _check_share("betas", beta)
+        check_share("betas", beta)
     first, second = betas
 
     def init(model: Model) -> OptimizerState:
@@ -104,11 +104,13 @@ def cosine(rounds: int, floor: float = 0.0) -> Schedule:
     return factor
 
 
-def _check_positive(name: str, value: float) -> None:
+def check_positive(name: str, value: float) -> None:
+    """Of a setting."""
     if not 0 < value < inf:
         raise ValueError(f"{name} is {value}, must be positive and finite")
 
 
-def _check_share(name: str, value: float) -> None:
+def check_share(name: str, value: float) -> None:
+    """Of a setting."""
     if not 0 <= value < 1:
         raise ValueError(f"{name} has {value}, must be at least 0 and below 1")

@@ -34,6 +34,12 @@ def distance(mine: Tensor, theirs: Tensor) -> Tensor:
     return far
 
 
+def weighted_sum(weights: Tensor, rows: Tensor) -> Tensor:
+    """Σ w_i x_i of rows "m d"."""
+    weights = weights.to(rows.device, rows.dtype)
+    return in_pieces(lambda rows: weights @ rows, rows)
+
+
 def is_finite(x: Tensor) -> bool:
     """Whether all of it is; in one pass that keeps nothing."""
     return x.numel() == 0 or all(map(isfinite, torch.stack(x.aminmax()).tolist()))

@@ -75,6 +75,7 @@ class QuAFL:
 
     records: ClassVar = Records(Client, Server, Down, Up)
     direction: ClassVar[None] = None
+    applied: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         check_settings(self.sampled, self.local_steps, self.patience)

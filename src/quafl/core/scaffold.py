@@ -115,8 +115,13 @@ class SCAFFOLD:
         """c_i⁺ = c_i − c + (x − y_i)/(K η_l) (line 12, option II); y_i and Δc_i = c_i⁺ − c_i are sent (line 14)."""
         change = client.progress / (self.local_steps * self.lr) - client.common
         up = Up(model=client.base - client.progress, change=change, statistics=client.buffers)
-        return up, begin(client, client.base, client.buffers, 0, control=client.control + change)
+        return up, begin(client, client.base, client.buffers, 0)
+
+    @staticmethod
+    def applied(client: Client, up: Up) -> Client:
+        """c_i ← c_i + Q(Δc_i): what the server has added to c, so that c stays the mean of all c_i."""
+        return replace(client, control=client.control + up.change)
 
     def lost(self, client: Client, up: Up) -> Client:
-        """The server has not moved c: the client goes back, so that c stays the mean of all c_i."""
-        return replace(client, control=client.control - up.change)
+        """The server has not moved c, nor does the client move its c_i."""
+        return client

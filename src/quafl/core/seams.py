@@ -95,6 +95,7 @@ class Optimizer(NamedTuple):
     fresh: bool = False  # begin anew after each contact
 
 
+Applied: TypeAlias = Callable[[Any, Any], Any]  # client, up as it was decoded -> client
 Direction: TypeAlias = Callable[[Any, Model], Model]  # client, gradient -> what the optimizer gets in its place
 
 
@@ -105,6 +106,7 @@ class Records(NamedTuple):
     server: type[Any]  # a ServerState
     down: type[Message]  # server to client
     up: type[Message]  # client to server
+    idle: bool = True  # whether a client answers that has taken no step
 
 
 class Algorithm(Protocol):
@@ -136,6 +138,12 @@ class Algorithm(Protocol):
     @property
     def direction(self) -> Direction | None:
         """Of a local step, in place of the gradient; None: the gradient."""
+
+    @property
+    def applied(self) -> Applied | None:
+        """The client when it hears that its last answer was applied; None: nothing changes. Of the answer it may use
+        the numbers, and the vectors near nothing, which are as the server has decoded them. What a client changes here
+        alone, both ends know alike, whatever crashes or gets lost."""
 
     def start(self, model: Model, buffers: Buffers) -> Any:
         """The server at the beginning."""

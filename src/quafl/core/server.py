@@ -26,6 +26,12 @@ def check_settings(sampled: int, local_steps: int, patience: float) -> None:
         raise ValueError(f"patience is {patience}, must be positive")
 
 
+def check_server_lr(server_lr: float) -> None:
+    """What algorithms have whose server moves at a rate of its own."""
+    if not 0 < server_lr < inf:
+        raise ValueError(f"server_lr is {server_lr}, must be positive and finite")
+
+
 def sample(present: Ids, count: int, rng: torch.Generator) -> Ids:
     """`count` clients uniformly at random, or all of them when there are no more."""
     return present[torch.randperm(len(present), generator=rng)[:count]]

@@ -9,46 +9,51 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from queue import Empty, Queue
-from threading import Event
+from threading import Event, Lock
 from time import monotonic
 from typing import Any, TypeAlias
 
+from quafl.codec.seams import WireError
+from quafl.deploy.journal import Journal
+from quafl.protocol import log
 from quafl.protocol.carrier import SERVER, Octets, Unreachable
-from quafl.protocol.client import ClientSide, Mark
+from quafl.protocol.client import ClientSide
+from quafl.protocol.log import Reported
 from quafl.protocol.machine import Answer, Ask, Asked, Compute, Do, Done, Effect, Say, Wake, Woken, Write
 from quafl.protocol.messages import Refused, largest_message, to_bytes
 from quafl.record.checkpoints import Checkpoints
-from quafl.record.files import write_atomically
 from quafl.record.summary import RecordError
 
 _log = logging.getLogger(__name__)
 
 AskServer: TypeAlias = Callable[[bytes, float], Octets]  # octets, seconds to wait -> the answer, or Unreachable
 
-MARK = "reported.json"
+JOURNAL = "journal"  # folder
+LARGE_JOURNAL = 64_000_000  # octets since the last checkpoint, after which there is another one
 GLANCE = 0.2  # seconds between two looks at whether to stop
 GOODBYE_SECONDS = 3.0
 AT_ONCE = 4  # threads that compute, and as many that wait for the server
 
 
-def kept_in(folder: Path) -> tuple[dict[str, Any] | None, Mark | None]:
+def kept_in(folder: Path) -> tuple[dict[str, Any] | None, list[Reported]]:
     """What an earlier process of this client left: its checkpoint, and what it has reported."""
-    kept, mark = None, None
+    kept = None
     try:
         kept = Checkpoints(folder).newest()
     except RecordError as error:
         _log.error("%s; the server brings this client back", error)
-    if kept is not None and "client" not in kept:
+    if kept is not None and "reported" not in kept:
         _log.warning("%s holds a checkpoint of an earlier version; the server brings this client back", folder)
         kept = None
+    journal = Journal(folder / JOURNAL)
     try:
-        mark = Mark.from_bytes((folder / MARK).read_bytes())
-    except FileNotFoundError:
-        pass  # it has not reported anything yet
-    except (OSError, ValueError) as error:
-        _log.error("%s cannot be read (%s); the server brings this client back", folder / MARK, error)
-        kept = None
-    return kept, mark
+        reports = [log.from_bytes(record) for record in journal.everything()]
+    except WireError as error:
+        _log.error("%s cannot be read (%s); the server brings this client back", folder / JOURNAL, error)
+        kept, reports = None, []
+    finally:
+        journal.close()
+    return kept, reports
 
 
 class Driver:
@@ -58,13 +63,15 @@ class Driver:
         folder.mkdir(parents=True, exist_ok=True)
         self.machine = machine
         self._folder, self._ask, self._checkpoint_seconds = folder, ask, checkpoint_seconds
-        self._checkpoints = Checkpoints(folder)
+        self._checkpoints, self._journal = Checkpoints(folder), Journal(folder / JOURNAL, waits=True)
+        self._written = self._journal.number  # records
         self._events: Queue[Any] = Queue()
         self._calls: dict[int, Future[bytes]] = {}
         self._numbers = 0
         self._wake_at: list[float] = []
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="work")
         self._waiting = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="ask")
+        self._writing = Lock()
         self._saved: Any = None
         self._saving: Future[None] | None = None
         self._over = Event()
@@ -94,6 +101,8 @@ class Driver:
             self._over.set()
             for pool in self._pool, self._waiting:
                 pool.shutdown(wait=False, cancel_futures=True)
+            with self._writing:
+                self._journal.close()
 
     def _run(self, stop: Event, look: Callable[[], None]) -> bool:
         machine = self.machine
@@ -103,7 +112,7 @@ class Driver:
         while not (stop.is_set() or machine.finished or machine.failure):
             look()
             self._step(GLANCE)
-            if monotonic() >= save_at:
+            if monotonic() >= save_at or self._journal.octets > LARGE_JOURNAL:
                 self._save()
                 save_at = monotonic() + self._checkpoint_seconds
         self._leave()
@@ -177,8 +186,9 @@ class Driver:
                 case Compute(work):
                     result = work()
                 case Write(record):
-                    with write_atomically(self._folder / MARK, "wb") as stream:
-                        stream.write(record)
+                    with self._writing:
+                        self._journal.append(self._written + 1, record)
+                        self._written += 1
         except Exception as error:
             result = error
         self._events.put(Done(number, result))
@@ -188,11 +198,15 @@ class Driver:
         client, state = self.machine.client, self.machine.state()
         if state is None or client is self._saved or (self._saving is not None and not self._saving.done()):
             return
-        self._saved = client
+        self._saved, written = client, self._written  # what is being written now may be in neither: then it is not lost
 
         def save() -> None:
             try:
                 self._checkpoints.save(state)
+                with self._writing:
+                    if not self._over.is_set():
+                        self._journal.begin_segment()
+                        self._journal.forget(written)
             except OSError as error:
                 _log.error("no checkpoint could be written: %s; going on without", error)
 

@@ -1,9 +1,10 @@
-"""The server's journal on disk: segments, each of which begins at a checkpoint.
+"""A party's journal on disk: segments, each of which begins at a checkpoint.
 
 What `append` has returned for is safe from the end of this process. Should the machine itself fail, what had not
-reached the disk is missing at the end; the run then goes on from before it.
+reached the disk is missing at the end, unless the journal waits for that; the run then goes on from before it.
 """
 
+import os
 from contextlib import suppress
 from io import FileIO
 from itertools import pairwise
@@ -16,18 +17,23 @@ KEPT = 3  # checkpoints whose journals are kept: the newest may turn out to be d
 
 
 class Journal:
-    """In a folder. `number` is that of the last record, or of one that could not be written."""
+    """In a folder. `number` is that of the last record, or of one that could not be written. `waits`: for the disk."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, waits: bool = False) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._folder = folder
+        self._folder, self._waits = folder, waits
         self.number = max((journal.last(path.read_bytes()) for path in self._segments()), default=0)
+        self.octets = 0  # of the segment that is being written
         self._starts: list[int] = []  # numbers at the last checkpoints
         self._stream = self._open()
 
     def records(self, after: int) -> list[bytes]:
         """That follow a checkpoint made at that number."""
         return journal.read((path.read_bytes() for path in self._segments()), after)
+
+    def everything(self) -> list[bytes]:
+        """All records that are left."""
+        return self.records(min(map(_first, self._segments()), default=1) - 1)
 
     def append(self, number: int, record: bytes) -> None:
         """Write it; OSError if that is impossible: nothing of it is left but a gap in the numbers."""
@@ -36,6 +42,9 @@ class Journal:
             left = memoryview(journal.frame(number, record))
             while left:
                 left = left[self._stream.write(left) :]
+            if self._waits:
+                os.fsync(self._stream.fileno())
+            self.octets = self._stream.tell()
         except OSError:
             with suppress(OSError):  # nothing is read after the gap either way
                 self._stream.truncate(whole)
@@ -45,7 +54,7 @@ class Journal:
     def begin_segment(self) -> None:
         """A checkpoint was made: what comes now goes to a new file."""
         self._stream.close()
-        self._stream = self._open()
+        self._stream, self.octets = self._open(), 0
 
     def forget(self, number: int) -> None:
         """A checkpoint has been made at that number: what no kept one needs goes."""

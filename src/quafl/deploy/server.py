@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 SHARE = 0.05  # of the time, at most, goes into checkpoints
 GLANCE = 0.5  # seconds between two looks at whether to stop
-FORMAT = 2  # of checkpoints
+FORMAT = 3  # of checkpoints
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,7 @@ class Goals:
     lower_is_better: bool = False
     stop_at_target: bool = False
     checkpoint_seconds: float = 10.0
+    average: float = 0.0  # time constant of the average of models that is evaluated; 0: the model itself is
     seed: int = 0
 
     def at_target(self, row: Row) -> bool:
@@ -247,6 +248,7 @@ class Coordinator:
             metric=goals.metric,
             lower_is_better=goals.lower_is_better,
             trains=False,
+            average=goals.average,
         )
         self._checkpoints, self._journal, self._made_with = checkpoints, journal, made_with
         self._on_row, self._stop = on_row, stop
@@ -269,7 +271,7 @@ class Coordinator:
         entries = [log.from_bytes(record) for record in self._journal.records(after=kept["journal"])]
         machine.restore(kept["machine"], entries)
         self._history.go_back(kept["history"])
-        self.evaluations.restore(kept["evaluations"], type(machine.server))
+        self.evaluations.restore(kept["evaluations"])
         times = [entry.now for entry in entries if isinstance(entry, log.Looked)]
         self.driver.set_clock(max([kept["clock"], *times]))
         machine.now, self._origin = kept["clock"], kept["origin"]
@@ -333,8 +335,9 @@ class Coordinator:
         return True
 
     def _look_at_round(self) -> None:
-        self.evaluations.check(self.server)
-        if self.driver.machine.now - self._origin >= self.evaluations.due:
+        time = max(self.driver.machine.now - self._origin, 0.0)
+        self.evaluations.reach(time, self.server)
+        if time >= self.evaluations.due:
             self._evaluate()
         if self._is_over():
             return
@@ -349,9 +352,8 @@ class Coordinator:
 
     def _evaluate(self) -> None:
         machine = self.driver.machine
-        server, time = machine.server, max(machine.now - self._origin, 0.0)
-        self._history.add(Reached(server.round, digest(server.model, server.buffers)))
-        self._on_row(self.evaluations.evaluate(time, server, machine.totals))
+        self._history.add(Reached(machine.server.round, digest(machine.server.model, machine.server.buffers)))
+        self._on_row(self.evaluations.evaluate(machine.totals))
 
     def _save(self) -> bool:
         """Between two rounds; whether it was possible. A full disk must not end the run."""

@@ -4,11 +4,11 @@ A local step is computed on the state as it is, and counts only if the state is 
 contact takes the state as it is, without waiting, and the step under way is dropped, as in the simulator.
 
 The promise. Before a reply leaves, the number of the steps that are in it is written down; after a crash the client
-goes on with later ones. The receipt in the next contact tells whether the reply was applied.
+goes on with later ones. The receipt in the next contact tells whether the reply was applied. What an algorithm has its
+clients remember of applied replies survives a crash, too: the replies are written down, and what became of them.
 """
 
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -21,11 +21,13 @@ from quafl.codec.coders import Coders, Parcel
 from quafl.codec.seams import DecodeError, Packet, WireError
 from quafl.core.client import begin, listen, local_step, newcomers, speak
 from quafl.core.messages import Message
+from quafl.core.pieces import zeros
 from quafl.core.randomness import derive
 from quafl.core.seams import Algorithm, ClientState, Optimizer, Task
 from quafl.core.server import keyed
-from quafl.protocol import messages
+from quafl.protocol import log, messages
 from quafl.protocol.carrier import SERVER, Octets, Unadmitted, Unreachable
+from quafl.protocol.log import Reported
 from quafl.protocol.machine import ERROR, INFO, WARNING, Ask, Asked, Compute, Flow, Machine, Until, Write
 from quafl.protocol.messages import (
     HELLO_SECONDS,
@@ -35,6 +37,7 @@ from quafl.protocol.messages import (
     Contact,
     Finished,
     Hello,
+    Idle,
     Received,
     Refinement,
     Refused,
@@ -45,7 +48,7 @@ from quafl.protocol.messages import (
     Welcome,
 )
 from quafl.protocol.repairs import MOST_REPAIRS, Wanted, replay
-from quafl.protocol.speech import Hearing, decode_down, encode_up, measured, model_of
+from quafl.protocol.speech import Hearing, decode_down, encode_up, measured, model_of, understood
 
 HELLO_PATIENCE = 5.0  # seconds for the server's answer to a greeting
 ANSWER_PATIENCE = 30.0  # for its answers to anything else,
@@ -62,36 +65,17 @@ class Terms(NamedTuple):
     optimizer: Optimizer
 
 
-class Mark(NamedTuple):
-    """What a client has written down: of this run, steps up to this number have been reported, with this reply."""
-
-    run: str
-    steps: int
-    ticket: str
-
-    def to_bytes(self) -> bytes:
-        """As octets."""
-        return json.dumps(self._asdict()).encode()
-
-    @classmethod
-    def from_bytes(cls, octets: Octets) -> "Mark":
-        """What `to_bytes` wrote, or ValueError."""
-        try:
-            mark = cls(**json.loads(bytes(octets)))
-        except TypeError as error:
-            raise ValueError(f"not a mark: {error}") from error
-        if [type(value) for value in mark] != [str, int, str] or mark.steps < 0:
-            raise ValueError(f"not a mark: {mark}")
-        return mark
-
-
 @dataclass(frozen=True, slots=True)
 class Given:
-    """The last reply: repeated when asked again, and what is behind it, for repairs, until its fate is known."""
+    """The last answer: repeated when asked again."""
 
     ticket: bytes
     octets: bytes
-    up: Message | None  # a single row; None: nothing is behind it
+    up: Message | None = (
+        None  # what is behind it, a single row: for repairs, and if it is lost; None: this is not known
+    )
+    understood: Message | None = None  # the same as the server decodes it, if it is to be remembered once it is applied
+    pending: bool = False  # nobody here knows what has become of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +89,7 @@ class Work:
 class ClientSide(Machine):
     """One client's machine. `agree` makes the terms of the text that the server sends.
 
-    `kept` is what an earlier process left in a checkpoint, `mark` what it wrote down last.
+    `kept` is what an earlier process left in a checkpoint, `reports` what it wrote down, before that and since.
     """
 
     def __init__(
@@ -116,7 +100,7 @@ class ClientSide(Machine):
         session: str,
         *,
         kept: dict[str, Any] | None = None,
-        mark: Mark | None = None,
+        reports: Sequence[Reported] = (),
         step_seconds: float = 0.0,
         tell_private: bool = True,
     ) -> None:
@@ -128,7 +112,11 @@ class ClientSide(Machine):
         self.sent = self.received = 0  # octets
         self._name, self._task, self._agree = name, task, agree
         self._step_seconds, self._tell_private = step_seconds, tell_private
-        self._kept, self._mark = kept, mark
+        self._kept, self._reports = kept, tuple(reports)
+        self._report: Reported | None = None  # the last one
+        self._applied = False  # what has become of the reply that it was about
+        self._remembers = False  # something from before, in this state or in what is to be applied to it
+        self._to_apply: list[Message] = []  # to a client that has no model yet
         self._model, self._buffers = task.initial()
         self._terms: Terms | None = None
         self._text: dict[str, Any] = {}
@@ -189,8 +177,17 @@ class ClientSide(Machine):
             "run": self._run,
             "text": messages.as_text(self._text).decode(),
             "client": client.tree(),
-            "mark": _text(self._mark),
-            "given": given and {"ticket": given.ticket.hex(), "octets": _tensor(given.octets), "up": _tree(given.up)},
+            "reported": _name_of(self._report),
+            "applied": self._applied,
+            "remembers": self._remembers,
+            "given": given
+            and {
+                "ticket": given.ticket.hex(),
+                "octets": _tensor(given.octets),
+                "up": _tree(given.up),
+                "understood": _tree(given.understood),
+                "pending": given.pending,
+            },
         }
 
     # Greeting
@@ -253,6 +250,7 @@ class ClientSide(Machine):
             self.client, self._given, self._work, self._contacted, self._newest = None, None, None, None, b""
             self._restore(run, text, terms)
         elif self.client is not None:  # new settings of the same run: the model stays, the rest begins anew
+            self._remembers = False
             self.client = self._newcomer(self.client.base[0], self.client.buffers[0], terms, int(self.client.steps))
             self._work, self._contacted = None, None  # what it is asked next, it does on the new terms
         self._run, self._text, self._terms = run, text, terms
@@ -264,30 +262,66 @@ class ClientSide(Machine):
 
     def _restore(self, run: str, text: dict[str, Any], terms: Terms) -> None:
         """Go on from the last checkpoint, if it is of this run. Steps that may have been reported since are not taken
-        again, and progress that may have been is dropped."""
-        kept, mark = self._kept, self._mark
-        self._kept = None
-        if mark is not None and mark.run != run:
-            mark = self._mark = None
-        if mark is not None:
-            self._newest = bytes.fromhex(mark.ticket)
+        again, and progress that may have been is dropped. What was applied since is remembered."""
+        kept, reports = self._kept, [report for report in self._reports if report.run == run]
+        self._kept, self._reports = None, ()
+        self._report, self._to_apply = reports[-1] if reports else None, []
+        self._remembers = self._applied = False
+        if self._report is not None:
+            self._newest = bytes.fromhex(self._report.ticket)
         if kept is None or kept["run"] != run:
+            first = max((place for place, report in enumerate(reports) if report.fresh), default=len(reports))
+            self._catch_up(None, reports[first:], terms)
             return
         client = terms.algorithm.records.client.from_tree(kept["client"])
-        reported = max(int(client.steps), 0 if mark is None else mark.steps)
+        reported = max(int(client.steps), 0 if self._report is None else self._report.steps)
+        since = [place for place, report in enumerate(reports) if _name_of(report) == kept["reported"]]
+        later = reports[since[-1] + 1 if since else 0 :]
         if kept["text"] != messages.as_text(text).decode():
-            client = self._newcomer(client.base[0], client.buffers[0], terms, reported)
-        elif _text(mark) != kept["mark"]:  # there was a reply after the checkpoint, perhaps to the same contact
-            none = torch.zeros_like
-            client = replace(client, progress=none(client.progress), taken=none(client.taken))
-            client = replace(client, steps=torch.full_like(client.steps, reported))
-            self._say(INFO, "progress since the last checkpoint may have been reported, and is dropped")
-        elif kept["given"] is not None:
-            given, up = kept["given"], terms.algorithm.records.up
-            said = None if given["up"] is None else up.from_tree(given["up"])
-            self._given = Given(bytes.fromhex(given["ticket"]), given["octets"].numpy().tobytes(), said)
-        self.client = client
-        self._say(INFO, "going on from a checkpoint, at step %d", int(client.steps))
+            self.client = self._newcomer(client.base[0], client.buffers[0], terms, reported)
+        else:
+            self._applied, self._remembers = kept["applied"], kept["remembers"]
+            self._given = self._kept_given(kept["given"], terms)
+            if later:
+                none = torch.zeros_like
+                client = replace(client, progress=none(client.progress), taken=none(client.taken))
+                client = replace(client, steps=torch.full_like(client.steps, reported))
+                self._say(INFO, "progress since the last checkpoint may have been reported, and is dropped")
+            self.client = self._catch_up(client, later, terms)
+        self._say(INFO, "going on from a checkpoint, at step %d", int(self.client.steps))
+
+    def _kept_given(self, kept: dict[str, Any] | None, terms: Terms) -> Given | None:
+        if kept is None:
+            return None
+        made = terms.algorithm.records.up
+        up, understood = (None if kept[name] is None else made.from_tree(kept[name]) for name in ("up", "understood"))
+        return Given(bytes.fromhex(kept["ticket"]), kept["octets"].numpy().tobytes(), up, understood, kept["pending"])
+
+    def _catch_up(self, client: Any, reports: Sequence[Reported], terms: Terms) -> Any:
+        """Go through what was written down since: each report says what has become of the one before. Without a client,
+        what was applied is kept for the one that the server will bring."""
+        for report in reports:
+            client = self._resolved(client, terms, applied=report.before == "applied")
+            octets, repairs = report.parts
+            self._given = None
+            if len(octets):
+                up = self._as_understood(octets, repairs, terms)
+                self._given = Given(bytes.fromhex(report.ticket), bytes(octets), None, up, pending=True)
+                self._remembers = True
+            self._applied = False
+        return client
+
+    def _as_understood(self, octets: Octets, repairs: Sequence[Octets], terms: Terms) -> Message:
+        """A reply that was written down, with its displacements as the server has decoded them."""
+        reply, coder = messages.from_bytes(octets), terms.coders.up
+        assert isinstance(reply, Reply)
+        numbers, more = coder.message.numbers(), len(keyed(terms.algorithm.records.down))
+        parcel, _ = messages.parcel_from(reply.body, len(coder.vectors), len(numbers), more)
+        decoded = coder.displacements(parcel, replay([wire.from_bytes(bits) for bits in repairs]))
+        vectors = {one.name: decoded.get(one.name, zeros(self._model)) for one in coder.vectors}
+        values = {one.name: value for one, value in zip(numbers, parcel.numbers, strict=True)}
+        up = coder.message(statistics=parcel.packets[0].exact, **vectors, **values)
+        return up.each(lambda tensor: tensor.unsqueeze(0))
 
     # What the server says
 
@@ -345,7 +379,9 @@ class ClientSide(Machine):
         """Hear what the server says, and answer at once, or begin to work on it."""
         before, joined = self._settled(receipt, terms), self.client is None
         if before is None:
-            before = self._newcomer(self._model, self._buffers, terms, 0 if self._mark is None else self._mark.steps)
+            before = self._newcomer(
+                self._model, self._buffers, terms, 0 if self._report is None else self._report.steps
+            )
         hearing: Hearing | None = yield from self._decoded(contact, terms, before, parcel)
         if self._contacted is not contact:
             raise WireError("the server has sent something newer")
@@ -355,23 +391,37 @@ class ClientSide(Machine):
         if joined:
             steps = int(before.steps)
             before = self._newcomer(model_of(hearing.down)[0], hearing.down.statistics, terms, steps)
+            for up in self._to_apply:
+                before = _remembering(terms, before, up)
             hearing = measured(hearing.down, hearing.noise, before)
         heard = listen(terms.algorithm, terms.optimizer, before, hearing.down, contact.round)
         if int(heard.taken) >= int(heard.budget):
             return (yield from self._reply(contact, terms, heard, hearing, joined=joined, at_once=True))
-        self.client, self._work, self._given = heard, Work(contact, hearing), None
+        self.client, self._work, self._given, self._to_apply = heard, Work(contact, hearing), None, []
         return messages.to_bytes(Accepted())
 
     def _settled(self, receipt: bytes, terms: Terms) -> Any:
         """The client that knows what became of its last reply."""
         given = self._given
-        if given is None or given.up is None or self.client is None:
-            return self.client
-        self._given = replace(given, up=None)
-        if receipt == messages.digest(given.octets):
-            return self.client
-        self.client = terms.algorithm.lost(self.client, given.up)
+        if given is not None and given.pending:
+            self.client = self._resolved(self.client, terms, applied=receipt == messages.digest(given.octets))
         return self.client
+
+    def _resolved(self, client: Any, terms: Terms, *, applied: bool) -> Any:
+        """The client, now that this is known of its last reply; where there is none yet, what it will remember."""
+        given = self._given
+        if given is None or not given.pending:
+            return client
+        self._given = replace(given, up=None, understood=None, pending=False)
+        self._applied = applied
+        if applied and given.understood is not None:
+            if client is None:
+                self._to_apply.append(given.understood)
+                return None
+            return _remembering(terms, client, given.understood)
+        if client is None or applied or given.up is None:
+            return client
+        return terms.algorithm.lost(client, given.up)
 
     def _parcel(self, contact: Contact, terms: Terms) -> tuple[Parcel, bytes]:
         """What the algorithm says, and the receipt for this client's last applied reply."""
@@ -417,33 +467,55 @@ class ClientSide(Machine):
 
         def answered() -> tuple[Any, Parcel | None]:
             said = speak(terms.algorithm, terms.optimizer, client, hearing.down)
-            parcel = encode_up(terms.coders, said, hearing, at_once=at_once, rng=rng) if said.sound.all() else None
+            parcel = encode_up(terms.coders, said, hearing, at_once=at_once, rng=rng) if said.answers.all() else None
             return said, parcel
 
         said, parcel = yield Compute(answered)
-        if parcel is None:
+        if parcel is None and bool(said.broken):
             self._say(WARNING, "round %d: the progress is not finite; it is dropped", contact.round)
-            given = Given(contact.ticket, messages.to_bytes(Broken(contact.ticket)), None)
+            given = Given(contact.ticket, messages.to_bytes(Broken(contact.ticket)))
+        elif parcel is None:
+            given = Given(contact.ticket, messages.to_bytes(Idle(contact.ticket)))
         else:
             steps = int(client.taken) if self._tell_private else NOT_TOLD
             distances = [float(hearing.measured[name]) for name in keyed(terms.algorithm.records.down)]
             body = messages.parcel_parts(self._shown(parcel[0], terms), distances)
             octets = messages.to_bytes(Reply(contact.ticket, steps, b""), *body)
-            mark = Mark(self._run, int(client.steps), contact.ticket.hex())
-            try:
-                yield Write(mark.to_bytes())
-            except OSError as error:
-                raise WireError(f"this client cannot write down what it reports ({error.strerror or error})") from None
-            self._mark = mark
-            given = Given(contact.ticket, octets, said.up)
+            up, repairs = None, list[Packet]()
+            if terms.algorithm.applied is not None:
+                up, repairs = yield Compute(lambda: understood(terms.coders.up, said.up, parcel))
+            yield from self._write_down(contact, int(client.steps), octets, up is not None, repairs)
+            given = Given(contact.ticket, octets, said.up, up, pending=True)
         if self._contacted is not contact and (self._work is None or self._work.contact is not contact):
             raise WireError("the server has sent something newer")
         after = said.clients
-        if joined and not int(client.taken):  # it had no time for a step: that says nothing about it
+        if (
+            joined and not int(client.taken) and not self._to_apply
+        ):  # it had no time for a step: that says nothing of it
             plain = {f.name: getattr(after, f.name) for f in fields(ClientState)}
             after = terms.algorithm.newcomer(ClientState(**plain), torch.ones(1))
-        self.client, self._given, self._work = after, given, None
+        self.client, self._given, self._work, self._to_apply = after, given, None, []
         return given.octets
+
+    def _write_down(
+        self, contact: Contact, steps: int, octets: bytes, remembered: bool, repairs: Sequence[Packet]
+    ) -> Flow:
+        """What is about to be reported; with the reply itself, if it is to be remembered."""
+        pieces = [octets, *map(wire.to_bytes, repairs)] if remembered else [b""]
+        report = Reported(
+            run=self._run,
+            steps=steps,
+            ticket=contact.ticket.hex(),
+            fresh=not self._remembers,
+            before="applied" if self._applied else "lost",
+            repairs=[len(piece) for piece in pieces[1:]],
+            octets=b"".join(pieces),
+        )
+        try:
+            yield Write(log.to_bytes(report))
+        except OSError as error:
+            raise WireError(f"this client cannot write down what it reports ({error.strerror or error})") from None
+        self._report, self._remembers, self._applied = report, self._remembers or remembered, False
 
     def _shown(self, parcel: Parcel, terms: Terms) -> Parcel:
         """Without what this client keeps to itself."""
@@ -548,8 +620,13 @@ class ClientSide(Machine):
             raise Unreachable(f"answered what is no message ({error})") from error
 
 
-def _text(mark: Mark | None) -> str:
-    return "" if mark is None else mark.to_bytes().decode()
+def _remembering(terms: Terms, client: Any, up: Message) -> Any:
+    assert terms.algorithm.applied is not None  # or nothing would have been kept for it
+    return terms.algorithm.applied(client, up)
+
+
+def _name_of(report: Reported | None) -> str:
+    return "" if report is None else messages.digest(log.to_bytes(report)).hex()
 
 
 def _tree(up: Message | None) -> dict[str, Any] | None:

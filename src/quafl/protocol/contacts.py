@@ -16,7 +16,7 @@ from quafl.protocol import log, messages
 from quafl.protocol.carrier import Octets, Unreachable
 from quafl.protocol.debts import Arrival, Debts, Question
 from quafl.protocol.judge import Judge, Opinion
-from quafl.protocol.log import Entry, Joined, Missed, Returned, Took
+from quafl.protocol.log import Entry, Idled, Joined, Missed, Returned, Took
 from quafl.protocol.machine import ERROR, INFO, WARNING, Ask, Asked, Compute, Flow, Until, Write
 from quafl.protocol.members import Limits, Member
 from quafl.protocol.messages import (
@@ -25,6 +25,7 @@ from quafl.protocol.messages import (
     Contact,
     Finished,
     Hello,
+    Idle,
     Received,
     Refinement,
     Refused,
@@ -82,7 +83,7 @@ class Contacts(Debts):
         match message:
             case Repair():
                 return (yield from self._repair(member, message))
-            case Reply() | Broken() | WantsAll():
+            case Reply() | Broken() | Idle() | WantsAll():
                 yield from self._settle(member, message, octets)
                 return Received()
         raise WireError(f"a {type(message).__name__} is nothing that a client says")
@@ -149,7 +150,7 @@ class Contacts(Debts):
             raise WireError(f"asked for a repair of vector {message.place} with a {request.kind} about d={request.dim}")
         told, coder, place = question.told, self._coders.down, message.place
         refinement: Packet = yield Compute(lambda: coder.refine(told, place, request))
-        self.totals.refined += request.sent == coder.by_vector[place]
+        self.totals.refined += request.sent == coder.bits
         self.totals.up += len(message.body)
         self.totals.down += refinement.nbytes
         return Refinement(wire.to_bytes(refinement))
@@ -166,7 +167,7 @@ class Contacts(Debts):
                 if member.asking == question.ticket:
                     member.asking = b""
             match messages.from_bytes(back):
-                case Reply() | Broken() | WantsAll() as message if message.ticket == question.ticket:
+                case Reply() | Broken() | Idle() | WantsAll() as message if message.ticket == question.ticket:
                     yield from self._settle(member, message, back)
                 case Accepted():
                     if member.owes == question.ticket:
@@ -202,8 +203,8 @@ class Contacts(Debts):
             self.totals.down += question.whole_nbytes
             self._spawn(self._exchange(member, question, question.whole))
 
-    def _settle(self, member: Member, message: Reply | Broken | WantsAll, octets: Octets) -> Flow:
-        """An answer to a contact: judged, decoded, written down, and only then taken."""
+    def _settle(self, member: Member, message: Reply | Broken | Idle | WantsAll, octets: Octets) -> Flow:
+        """An answer to a contact."""
         ticket = message.ticket
         question = self._questions.get(ticket)
         if question is None or member.owes != ticket:
@@ -213,18 +214,34 @@ class Contacts(Debts):
                 member.done.append(ticket)
                 yield from self._write(Missed(member.name, ticket.hex(), message.steps))
             return  # or said again, because it has not heard that it was taken
-        if isinstance(message, WantsAll):
-            if member.repairs < 0:
-                raise WireError("asks for the whole model, which it has just been sent")
-            member.repairs = -MOST_REPAIRS
-            yield from self._whole(member, question)
-            return
-        if isinstance(message, Broken):
-            self.totals.broken += 1
-            self._lose(member)
-            self._say(WARNING, "%s, round %d: its progress was not finite", member.name, question.round)
-            self._strike(member, "answers that were not finite")
-            return
+        match message:
+            case WantsAll():
+                if member.repairs < 0:
+                    raise WireError("asks for the whole model, which it has just been sent")
+                member.repairs = -MOST_REPAIRS
+                yield from self._whole(member, question)
+            case Broken():
+                self.totals.broken += 1
+                self._lose(member)
+                self._say(WARNING, "%s, round %d: its progress was not finite", member.name, question.round)
+                self._strike(member, "answers that were not finite")
+            case Idle():
+                yield from self._hear_idle(member, question)
+            case Reply():
+                yield from self._hear_reply(member, question, message, octets)
+
+    def _hear_idle(self, member: Member, question: Question) -> Flow:
+        """That it has nothing to answer: written down, and only then taken."""
+        if self._algorithm.records.idle:
+            raise WireError("says that it has taken no step, and has to answer all the same")
+        yield from self._write(Idled(member.name, question.ticket.hex(), member.whole))
+        if member.owes == question.ticket:  # else nobody waits for it any more
+            self.members.well_done(member, self.now - question.asked_at)
+            self._take_idle(member)
+
+    def _hear_reply(self, member: Member, question: Question, message: Reply, octets: Octets) -> Flow:
+        """A reply: judged, decoded, written down, and only then taken."""
+        ticket = question.ticket
         if member.judging == ticket:
             yield Until(lambda: member.judging != ticket)  # said again while the first is being read
             return
@@ -275,7 +292,7 @@ class Contacts(Debts):
                 pass
             case other:
                 raise DecodeError(f"was asked for a repair, sent a {type(other).__name__}")
-        self.totals.refined += wanted.request.sent == self._coders.up.by_vector[wanted.place]
+        self.totals.refined += wanted.request.sent == self._coders.up.bits
         self.totals.down += len(request)
         self.totals.up += len(bits)
         return bytes(bits)

@@ -66,6 +66,13 @@ class Debts(Machine):
             self.totals.lost += 1
             self._failed.append(member.number)
 
+    def _take_idle(self, member: Member) -> None:
+        """It was contacted, and has nothing to answer."""
+        self._release(member)
+        self.totals.contacts += 1
+        self.totals.idle += 1
+        self._failed.append(member.number)
+
     def _give_up(self, member: Member) -> None:
         """What it owes, if anything, is not waited for any more. Who was sent the whole model may take its time."""
         if member.owes:

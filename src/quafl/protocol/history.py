@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 from quafl.protocol import messages
-from quafl.protocol.log import Entry, Gave, Joined, Looked, Missed, Returned, Took
+from quafl.protocol.log import Entry, Gave, Idled, Joined, Looked, Missed, Returned, Took
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,8 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Replied:
-    """A client's reply has come: to which contact, in full precision or not, after how many steps."""
+    """A client's reply has come, or that it has none: to which contact, in full precision or not, after how many
+    steps."""
 
     name: str
     ticket: str
@@ -48,6 +49,8 @@ def of_entry(entry: Entry) -> Line:
     """What is kept of an entry of the journal."""
     if isinstance(entry, Missed):
         return Replied(entry.name, entry.ticket, whole=False, steps=entry.steps)
+    if isinstance(entry, Idled):
+        return Replied(entry.name, entry.ticket, entry.whole, steps=0)
     if not isinstance(entry, Took):
         return entry
     reply = messages.from_bytes(entry.parts[0])

@@ -87,7 +87,7 @@ class Judge:
         exact = len(told.statistics) if place == 0 else 0
         dim = getattr(told, told.vectors()[0].name).shape[-1]
         form = (packet.kind, packet.bits, packet.dtype, packet.dim)
-        expected = ("base", self._coder.by_vector[place], torch.float32, dim)
+        expected = ("base", self._coder.bits, torch.float32, dim)
         if form != expected or len(packet.exact) != exact:
             raise WireError(
                 f"sent a message of the form {form} with {len(packet.exact)} exact values, expected {expected} with "

@@ -1,8 +1,11 @@
-"""What a server writes down between two checkpoints, so that a restart goes on as if nothing had happened.
+"""What a party writes down between two checkpoints, so that a restart goes on as if nothing had happened.
 
-A round is a function of what its algorithm was told: who was there and when, and which replies it was given. These, and
-the replies themselves, are written down before they are used. A restart runs the algorithm again from the checkpoint,
-tells it the same, and so asks the same questions again, with the same tickets.
+At the server, a round is a function of what its algorithm was told: who was there and when, and which replies it was
+given. These, and the replies themselves, are written down before they are used. A restart runs the algorithm again from
+the checkpoint, tells it the same, and so asks the same questions again, with the same tickets.
+
+A client writes down which steps are in a reply before it leaves, so that none is reported twice; and the reply itself,
+if its algorithm remembers what was applied.
 """
 
 import json
@@ -10,7 +13,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import accumulate
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from quafl.codec.seams import WireError
 from quafl.protocol.carrier import Octets
@@ -60,10 +63,16 @@ class Took:
     @property
     def parts(self) -> tuple[memoryview, list[memoryview]]:
         """The reply, and its repairs."""
-        view = memoryview(self.octets)
-        ends = list(accumulate((len(view) - sum(self.repairs), *self.repairs)))
-        pieces = [view[start:stop] for start, stop in zip((0, *ends), ends, strict=False)]
-        return pieces[0], pieces[1:]
+        return _parts(self.octets, self.repairs)
+
+
+@dataclass(frozen=True, slots=True)
+class Idled:
+    """A client has heard a contact, in full precision or not, and had nothing to answer."""
+
+    name: str
+    ticket: str
+    whole: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,25 +92,53 @@ class Gave:
     failed: list[int]
 
 
-Entry: TypeAlias = Joined | Returned | Looked | Took | Missed | Gave
-_KINDS: tuple[type[Any], ...] = (Joined, Returned, Looked, Took, Missed, Gave)
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """A client is about to reply: of this run, steps up to this number are then reported. It knows what has become of
+    its last reply before. The reply's octets, and those of what it takes to decode it with nothing near it, are here if
+    the client remembers what is applied; `fresh`: it remembers nothing from before."""
+
+    run: str
+    steps: int
+    ticket: str
+    fresh: bool
+    before: Literal["applied", "lost"]  # or nobody knows, which is as good as lost
+    repairs: list[int]
+    octets: Octets
+
+    @property
+    def parts(self) -> tuple[memoryview, list[memoryview]]:
+        """The reply, and its repairs."""
+        return _parts(self.octets, self.repairs)
 
 
-def to_bytes(entry: Entry) -> bytes:
+Entry: TypeAlias = Joined | Returned | Looked | Took | Idled | Missed | Gave  # of a server
+_KINDS: tuple[type[Any], ...] = (Joined, Returned, Looked, Took, Idled, Missed, Gave, Reported)
+
+
+def _parts(octets: Octets, repairs: Sequence[int]) -> tuple[memoryview, list[memoryview]]:
+    """Octets that end with pieces of these lengths."""
+    view = memoryview(octets)
+    ends = list(accumulate((len(view) - sum(repairs), *repairs)))
+    pieces = [view[start:stop] for start, stop in zip((0, *ends), ends, strict=False)]
+    return pieces[0], pieces[1:]
+
+
+def to_bytes(entry: Entry | Reported) -> bytes:
     """As octets."""
     values = {f.name: getattr(entry, f.name) for f in fields(entry) if f.name != "octets"}
     text = json.dumps(values).encode()
     return b"".join((_HEAD.pack(_KINDS.index(type(entry)), len(text)), text, getattr(entry, "octets", b"")))
 
 
-def from_bytes(octets: Octets) -> Entry:
-    """What `to_bytes` wrote, or WireError."""
+def from_bytes(octets: Octets) -> Any:
+    """The entry that `to_bytes` wrote, or WireError."""
     try:
         kind, length = _HEAD.unpack_from(octets)
         view = memoryview(octets)[_HEAD.size :]
         values = json.loads(bytes(view[:length]))
-        more = {"octets": view[length:]} if _KINDS[kind] is Took else {}
-        entry: Entry = _KINDS[kind](**values, **more)
+        more = {"octets": view[length:]} if _KINDS[kind] in (Took, Reported) else {}
+        entry = _KINDS[kind](**values, **more)
     except (struct.error, ValueError, TypeError, IndexError) as error:
         raise WireError(f"a record of the journal cannot be read ({type(error).__name__})") from error
     return entry

@@ -18,7 +18,7 @@ from quafl.codec.seams import WireError
 from quafl.protocol.carrier import Octets
 
 MAGIC = b"QFED"
-VERSION = 2
+VERSION = 3
 TICKET = 16  # octets
 LONGEST_TEXT = 65536  # octets
 MARGIN = 1_000_000  # octets of a message beside its vectors
@@ -65,6 +65,13 @@ class WantsAll:
 @dataclass(frozen=True, slots=True)
 class Broken:
     """The client's progress was not finite; it has dropped it and has nothing to answer."""
+
+    ticket: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """The client has heard the contact, and has nothing to answer: it has not taken a step."""
 
     ticket: bytes
 
@@ -130,6 +137,7 @@ Message: TypeAlias = (
     | Accepted
     | WantsAll
     | Broken
+    | Idle
     | Repair
     | Refinement
     | Hello
@@ -145,6 +153,7 @@ _LAYOUTS: dict[type[Message], struct.Struct] = {  # of the fields before the bod
     Accepted: struct.Struct(""),
     WantsAll: struct.Struct(f"<{TICKET}s"),
     Broken: struct.Struct(f"<{TICKET}s"),
+    Idle: struct.Struct(f"<{TICKET}s"),
     Repair: struct.Struct(f"<{TICKET}sB"),
     Refinement: struct.Struct(""),
     Hello: struct.Struct(""),

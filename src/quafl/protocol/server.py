@@ -30,7 +30,7 @@ from quafl.protocol.carrier import Octets
 from quafl.protocol.contacts import Contacts
 from quafl.protocol.debts import Arrival, Question
 from quafl.protocol.judge import Opinion
-from quafl.protocol.log import Entry, Gave, Joined, Looked, Missed, Returned, Took
+from quafl.protocol.log import Entry, Gave, Idled, Joined, Looked, Missed, Returned, Took
 from quafl.protocol.machine import ERROR, Compute, Flow, Until
 from quafl.protocol.members import Limits, Member
 from quafl.protocol.messages import (
@@ -322,6 +322,9 @@ class ServerSide(Contacts):
                     self.members.admit(name)
                 case Returned() | Missed():
                     pass
+                case Idled(name, ticket):
+                    if self.members[name].owes.hex() == ticket:
+                        self._take_idle(self.members[name])
                 case Took():
                     yield from self._retake(entry)
                 case _ if isinstance(entry, kind):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from quafl.codec.coders import Coder, Coders, Parcel, RefineVector
+from quafl.codec.seams import Packet
 from quafl.core.client import Said
 from quafl.core.messages import Heard, Message, Own, Vector
 from quafl.core.pieces import distance, zeros
@@ -67,6 +68,18 @@ def keys_up(coder: Coder, told: Message) -> dict[str, Tensor]:
     return {
         one.name: getattr(told, one.near.name) if isinstance(one.near, Heard) else zeros(like) for one in coder.vectors
     }
+
+
+def understood(coder: Coder, up: Message, parcel: Parcel) -> tuple[Message, list[Packet]]:
+    """A client's own answers with the displacements as the server will decode them, and the refinements that this
+    takes."""
+    refinements: list[Packet] = []
+
+    def refine(place: int, row: int, request: Packet) -> Packet:
+        refinements.append(coder.refine(up[row], place, request))
+        return refinements[-1]
+
+    return replace(up, **coder.displacements(parcel, refine)), refinements
 
 
 def as_heard(coders: Coders, told: Message, parcel: Parcel) -> Message:

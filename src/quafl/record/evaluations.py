@@ -1,9 +1,11 @@
-"""The evaluations of a run, in either world: its rows, its best state, and when the next one is due."""
+"""The evaluations of a run, in either world: its rows, its best model, and when the next one is due."""
 
-from dataclasses import dataclass
-from math import inf, isfinite
-from typing import Any
+from math import expm1, inf, isfinite
+from typing import Any, NamedTuple
 
+import torch
+
+from quafl.core.messages import Buffers, Model
 from quafl.core.pieces import is_finite
 from quafl.core.seams import ServerState, Task, Totals
 from quafl.record.rows import Row, make_row, worth
@@ -15,17 +17,28 @@ class Diverged(Exception):
     rows: "list[Row]" = []  # noqa: RUF012  # until then, if whoever ran it has kept them
 
 
-@dataclass(frozen=True, slots=True)
-class Best:
-    """The best state evaluated so far."""
+class Standing(NamedTuple):
+    """A model that is shown: evaluated, and exported."""
+
+    round: int
+    model: Model
+    buffers: Buffers
+
+
+class Best(NamedTuple):
+    """The best model evaluated so far."""
 
     worth: float
-    server: ServerState
+    shown: Standing
 
 
 class Evaluations:
-    """Every so much time there is one. The best state is the one with the highest `metric`, or lowest, or with the
-    lowest loss where the task does not have the metric. `trains`: clients learn from what the task here has."""
+    """Every so much time there is one. The best model is the one with the highest `metric`, or lowest, or with the
+    lowest loss where the task does not have the metric. `trains`: clients learn from what the task here has.
+
+    With an `average`, what is shown is an average of the server's models over time, with that time constant τ:
+    a_k = a_{k−1} + (1 − e^{−(t_k − t_{k−1})/τ})·(X_k − a_{k−1}). What the clients get is X_k all the same.
+    """
 
     def __init__(
         self,
@@ -37,47 +50,60 @@ class Evaluations:
         metric: str,
         lower_is_better: bool,
         trains: bool,
+        average: float = 0.0,
     ) -> None:
         self.rows: list[Row] = []
-        self.best = Best(-inf, start)
+        self.shown = Standing(start.round, start.model, start.buffers)
+        self.best = Best(-inf, self.shown)
         self.due = 0.0  # when the next is
+        self.time = 0.0  # of what is shown
         self._task, self._every, self._seed, self._trains = task, every, seed, trains
-        self._metric, self._lower_is_better = metric, lower_is_better
+        self._metric, self._lower_is_better, self._average = metric, lower_is_better, average
 
-    def evaluate(self, time: float, server: ServerState, totals: Totals, **more: float) -> Row:
-        """The row of a state at a time; Diverged, if its loss is not finite."""
-        score = dict(self._task.evaluate(server.model, server.buffers))
+    def reach(self, time: float, server: ServerState) -> None:
+        """A round is over; Diverged, if the model is no longer finite."""
+        finite = all(map(isfinite, server.expected.values()))
+        if not (finite and is_finite(server.model) and is_finite(server.buffers)):
+            raise Diverged(f"in round {server.round} the server's model is not finite; try a smaller lr")
+        model, buffers = server.model, server.buffers
+        if self._average:
+            share = -expm1((self.time - time) / self._average)
+            model = torch.lerp(self.shown.model, model, share)
+            buffers = torch.lerp(self.shown.buffers, buffers, share)
+        self.shown, self.time = Standing(server.round, model, buffers), time
+
+    def evaluate(self, totals: Totals, **more: float) -> Row:
+        """The row of what is shown; Diverged, if its loss is not finite."""
+        shown, time = self.shown, self.time
+        score = dict(self._task.evaluate(shown.model, shown.buffers))
         if not self._trains:
             score.pop("train_loss", None)
         if not isfinite(score.get("loss", 0.0)):
             if not self.rows:
                 raise ValueError(f"the loss of the initial model is {score['loss']}; look at the model and the data")
-            raise Diverged(f"in round {server.round} the loss is {score['loss']}; try a smaller lr")
-        row = {**make_row(self._seed, time, server, totals, score), **more}
+            raise Diverged(f"in round {shown.round} the loss is {score['loss']}; try a smaller lr")
+        row = {**make_row(self._seed, time, shown.round, totals, score), **more}
         self.rows.append(row)
         if score:
             value = worth(row, self._metric, lower_is_better=self._lower_is_better)
             if value > self.best.worth:
-                self.best = Best(value, server)
+                self.best = Best(value, shown)
         self.due = self._every * (time // self._every + 1)
         return row
-
-    def check(self, server: ServerState) -> None:
-        """Diverged, if it is."""
-        finite = all(map(isfinite, server.expected.values()))
-        if not (finite and is_finite(server.model) and is_finite(server.buffers)):
-            raise Diverged(f"in round {server.round} the server's model is not finite; try a smaller lr")
 
     def state(self) -> dict[str, Any]:
         """For `restore`."""
         return {
             "rows": [dict(row) for row in self.rows],
-            "best": {"worth": self.best.worth, "server": self.best.server.tree()},
+            "shown": tuple(self.shown),
+            "best": {"worth": self.best.worth, "shown": tuple(self.best.shown)},
             "due": self.due,
+            "time": self.time,
         }
 
-    def restore(self, state: dict[str, Any], made: type[Any]) -> None:
-        """Continue from there; servers are of that record."""
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from there."""
         self.rows = [dict(row) for row in state["rows"]]
-        self.best = Best(state["best"]["worth"], made.from_tree(state["best"]["server"]))
-        self.due = state["due"]
+        self.shown = Standing(*state["shown"])
+        self.best = Best(state["best"]["worth"], Standing(*state["best"]["shown"]))
+        self.due, self.time = state["due"], state["time"]

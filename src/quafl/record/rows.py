@@ -5,17 +5,17 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from quafl.core.seams import Score, ServerState, Totals
+from quafl.core.seams import Score, Totals
 from quafl.record.files import write_atomically
 
 Row: TypeAlias = dict[str, float]
 
 
-def make_row(seed: int, time: float, state: ServerState, totals: Totals, score: Score) -> Row:
-    """The evaluation of a state at a time; the score's measures keep their names."""
+def make_row(seed: int, time: float, round: int, totals: Totals, score: Score) -> Row:
+    """The evaluation after a round, at a time; the score's measures keep their names."""
     row: Row = {
         "seed": seed,
-        "round": state.round,
+        "round": round,
         "time": time,
         "local_steps": totals.steps,
         "bytes_up": totals.up,

@@ -1,12 +1,14 @@
 """Who plays in a schedule: an algorithm, a codec, a tiny task, and clients, some of whom may lie."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from math import inf
+from math import exp, inf
 from random import Random
 from typing import Any, Literal, NamedTuple
 
 import torch
+from torch import Tensor
 
 from quafl.codec.coders import Coders, coders_for
 from quafl.codec.hashing import BLOCK
@@ -14,6 +16,9 @@ from quafl.codec.identity import Identity
 from quafl.codec.lattice import Lattice
 from quafl.codec.qsgd import QSGD
 from quafl.codec.seams import Codec
+from quafl.core.ca2fl import CA2FL
+from quafl.core.calibrated import Calibrated
+from quafl.core.favano import FAVANO
 from quafl.core.fedasync import FedAsync
 from quafl.core.fedavg import FedAvg
 from quafl.core.fedbuff import FedBuff
@@ -32,14 +37,36 @@ PATIENCE = 8.0  # seconds that an algorithm waits, where it does not wait for ev
 
 
 class Conserved(NamedTuple):
-    """Σ over the clients of this field, and `weight` times the server's, where replies that the server has not merged
-    yet are taken for lost. It may change by what a client reports of its progress, if anything."""
+    """A sum over the clients of something of theirs, and of something of the server's, where replies that the server
+    has not merged yet are taken for lost. It may change by what a client reports of its progress, if anything."""
 
-    field: str
-    server: str
-    weight: float  # by how much, for each client, if not `alone`
-    alone: bool  # the server's counts as one more client's
-    reported: Literal["nothing", "progress", "part of it"]
+    client: Callable[[Any, Any], Tensor]  # of the algorithm and a client
+    server: Callable[[Any, Any, int], Tensor]  # of the algorithm, the server, and how many clients there are
+    reported: Literal["nothing", "progress", "part of it"] = "nothing"
+    remembered: bool = True  # it survives the end of a client's process, and does not depend on the codec
+
+
+def _models(reported: Literal["progress", "part of it"]) -> Conserved:
+    """The clients' and the server's."""
+    return Conserved(
+        lambda _, client: _double(client.base),
+        lambda _, server, __: _double(server.model),
+        reported=reported,
+        remembered=False,
+    )
+
+
+MEMORIES = Conserved(  # as of the beginning: they fade
+    lambda of, client: torch.exp(of.forget * client.clock).unsqueeze(-1) * _double(client.memory),
+    lambda of, server, _: -exp(of.forget * server.sweeps) * _double(server.memory),
+)
+CONTROLS = Conserved(
+    lambda _, client: _double(client.control), lambda _, server, clients: -clients * _double(server.control)
+)
+
+
+def _double(vector: Tensor) -> Tensor:
+    return vector.double()
 
 
 class Role(NamedTuple):
@@ -51,13 +78,14 @@ class Role(NamedTuple):
 
 
 ALGORITHMS = {
-    "QuAFL": Role(partial(QuAFL, wait=0.3), Conserved("base", "model", 1.0, True, "progress")),
-    "QuAFL, weighted": Role(
-        partial(QuAFL, wait=0.3, weighted=True), Conserved("base", "model", 1.0, True, "part of it")
-    ),
+    "QuAFL": Role(partial(QuAFL, wait=0.3), _models("progress")),
+    "QuAFL, weighted": Role(partial(QuAFL, wait=0.3, weighted=True), _models("part of it")),
+    "Calibrated": Role(partial(Calibrated, wait=0.3), MEMORIES),
+    "FAVANO": Role(partial(FAVANO, wait=0.3)),
     "FedAvg": Role(FedAvg),
     "FedBuff": Role(FedBuff, by_rounds=False),
-    "SCAFFOLD": Role(partial(SCAFFOLD, lr=LR), Conserved("control", "control", -1.0, False, "nothing")),
+    "CA2FL": Role(CA2FL, by_rounds=False),
+    "SCAFFOLD": Role(partial(SCAFFOLD, lr=LR), CONTROLS),
     "FedAsync": Role(FedAsync, by_rounds=False),
 }
 CODECS: dict[str, Codec] = {

@@ -2,7 +2,7 @@
 and what the parties have come to, and kept apart from the machines' own books."""
 
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from quafl.protocol import log, messages
-from quafl.protocol.log import Entry, Gave, Looked, Took
+from quafl.protocol.log import Entry, Gave, Idled, Looked, Took
 from quafl.protocol.machine import Asked
 from quafl.protocol.messages import Contact, Received, Reply
 from quafl.rehearsal.cast import Cast
@@ -49,6 +49,7 @@ class Made:
     first: int
     stop: int
     life: int
+    disk: int  # that it has; steps are counted anew on another
 
 
 @dataclass(slots=True)
@@ -57,13 +58,14 @@ class Told:
 
     applied: list[Applied] = field(default_factory=list)
     merged: int = 0  # of those, the ones that are in the server's model
+    idle: int = 0  # clients that had nothing to answer
     looks: int = 0
     questions: list[tuple[int, str, bytes]] = field(default_factory=list)  # at which look, ticket, digest of octets
     rounds: list[bytes] = field(default_factory=list)  # fingerprints of the states reached
 
     def copy(self) -> "Told":
         """As it is now."""
-        return Told(list(self.applied), self.merged, self.looks, list(self.questions), list(self.rounds))
+        return Told(list(self.applied), self.merged, self.idle, self.looks, list(self.questions), list(self.rounds))
 
 
 class Checks:
@@ -74,6 +76,7 @@ class Checks:
         self._told = Told()
         self._before = Told()  # of the process that has died, while a new one reads its journal
         self._made: dict[tuple[str, bytes], Made] = {}
+        self._disks: Counter[str] = Counter()  # that each client has lost
         self._sent: dict[str, set[bytes]] = defaultdict(set)  # digests of replies, by sender
         self._asked: dict[str, set[str]] = defaultdict(set)  # tickets, by receiver
         self._contents: dict[tuple[str, bool], bytes] = {}  # of the contacts of a ticket
@@ -184,6 +187,10 @@ class Checks:
                 self._check_took(*_took(entry))
                 if replayed:
                     self._safe.add(_took(entry)[0])
+            case Idled():
+                self._told.idle += 1
+                if not replayed and not self._faults.on:
+                    self._heard_wanted.discard(entry.name)
             case Gave(replies, _):
                 self._replayed = replayed
                 for name, ticket in replies:
@@ -214,7 +221,9 @@ class Checks:
                 raise Violation(f"{_text(key)} was given to the algorithm, and {name} never made it")
             for one in self._told.applied:
                 other = self._made.get((name, one.key.digest)) if one.key.name == name else None
-                if other is not None and max(made.first, other.first) < min(made.stop, other.stop):
+                if other is None or made.disk != other.disk:
+                    continue
+                if max(made.first, other.first) < min(made.stop, other.stop):
                     raise Violation(f"{_text(key)} has steps {made}, which were applied before with {_text(one.key)}")
         self._told.applied.append(Applied(key, steps))
         if not self._replayed and not self._faults.on:
@@ -277,7 +286,8 @@ class Checks:
         if self._replayed and place < len(self._before.rounds) and self._before.rounds[place] != mine:
             raise Violation(f"round {machine.server.round} was replayed, and has come to another state")
         self._told.rounds.append(mine)
-        contacts, steps = len(self._told.applied), sum(one.steps for one in self._told.applied)
+        contacts = len(self._told.applied) + self._told.idle
+        steps = sum(one.steps for one in self._told.applied)
         if (machine.totals.contacts, machine.totals.steps) != (contacts, steps):
             raise Violation(
                 f"the totals have {machine.totals.contacts} contacts with {machine.totals.steps} steps, applied were "
@@ -330,6 +340,11 @@ class Checks:
         """As a new process."""
         self._ledger.client_begins(party.name)
 
+    def disk_lost(self, party: Any) -> None:
+        """A client has nothing any more."""
+        self._disks[party.name] += 1
+        self._ledger.write_off(party.name)
+
     def client_did(self, party: Any, event: Any, client: Any, given: Any) -> None:
         """After each event of a client; what it had come to before."""
         machine = party.machine
@@ -341,9 +356,9 @@ class Checks:
             return
         now, fresh = machine._given, False
         if now is not given:
-            if now is not None and now.up is not None and (given is None or given.ticket != now.ticket):
+            if now is not None and now.pending and (given is None or given.ticket != now.ticket):
                 fresh = self._note_reply(party, now, client)
-            if given is not None and given.up is not None and (now is None or now.up is None):
+            if given is not None and given.pending and (now is None or not now.pending):
                 self._check_verdict(party, event, given)
         if self._ledger.kept and (fresh or now is not given or machine.client is not client):
             self._ledger.client_did(party.name, machine.client, now, client, self._merged, reported=fresh)
@@ -354,7 +369,7 @@ class Checks:
         if reply in self._made:
             return False
         steps, taken = (0, 0) if client is None else (int(client.steps), int(client.taken))
-        self._made[reply] = Made(steps - taken, steps, party.life)
+        self._made[reply] = Made(steps - taken, steps, party.life, self._disks[party.name])
         return True
 
     def _check_verdict(self, party: Any, event: Any, given: Any) -> None:
@@ -366,7 +381,7 @@ class Checks:
         assert isinstance(contact, Contact)
         if self._gaps and all(ticket != contact.ticket.hex() for _, ticket, _ in self._told.questions):
             self._unsure.add(reply)  # it was asked in a history that a full disk has made the server forget
-            self._ledger.client_begins(party.name)
+            self._ledger.write_off(party.name)
             return
         told = messages.receipt_for(party.name, contact.body[: contact.receipts]) == reply[1]
         applied = any((one.key.name, one.key.digest) == reply for one in self._told.applied)
@@ -413,20 +428,23 @@ class Checks:
 
 
 class Ledger:
-    """What an algorithm conserves, where nothing is lost to a codec and nobody lies.
+    """What an algorithm conserves, where nobody lies, and, if it is not remembered, where nothing is lost to a codec.
 
     QuAFL: the sum of all models, the server's and the clients', changes by the steps that enter a report alone. A
-    report that was not merged yet counts as lost. SCAFFOLD: Σ c_i − N·c does not change.
+    report that was not merged yet counts as lost. Calibrated: Σ y_i, as the clients remember it, is what the server
+    remembers, whatever crashes. SCAFFOLD: Σ c_i − N·c does not change.
     """
 
     def __init__(self, cast: Cast) -> None:
         self._algorithm: Any = cast.algorithm
-        self._conserved = cast.role.conserves if cast.codec_name == "Identity" and not cast.liars else None
+        self._conserved = cast.role.conserves
+        if cast.liars or (self._conserved and not self._conserved.remembered and cast.codec_name != "Identity"):
+            self._conserved = None
         self._clients = len(cast.names)
         self._last: dict[str, tuple[Any, Any]] = {}  # what clients are, and their last replies
         self._values: dict[str, Tensor] = {}
         self._total: Tensor | None = None  # of the clients and the server
-        self._fresh: set[str] = set()  # clients whose process is new
+        self._fresh: set[str] = set()  # clients whose part is written off
 
     @property
     def kept(self) -> bool:
@@ -434,15 +452,22 @@ class Ledger:
         return self._conserved is not None
 
     def client_begins(self, name: str) -> None:
-        """A new process has another model: what was there before is written off."""
+        """A new process may have another model: what was there before is written off, but for what is remembered."""
+        if self._conserved is not None and not self._conserved.remembered:
+            self.write_off(name)
+
+    def write_off(self, name: str) -> None:
+        """What a client had is gone, or nobody knows what has become of it."""
         self._fresh.add(name)
 
     def _value(self, client: Any, given: Any, name: str, merged: set[tuple[str, bytes]]) -> Tensor:
         assert self._conserved is not None
-        if given is not None and given.up is not None and (name, messages.digest(given.octets)) not in merged:
-            client = self._algorithm.lost(client, given.up)
-        value: Tensor = getattr(client, self._conserved.field)[0].double()
-        return value
+        if given is not None and given.pending:
+            if (name, messages.digest(given.octets)) not in merged:
+                client = self._algorithm.lost(client, given.up) if given.up is not None else client
+            elif given.understood is not None:
+                client = self._algorithm.applied(client, given.understood)
+        return self._conserved.client(self._algorithm, client)[0]
 
     def client_did(
         self, name: str, client: Any, given: Any, before: Any, merged: set[tuple[str, bytes]], *, reported: bool
@@ -467,8 +492,7 @@ class Ledger:
         assert self._conserved is not None
         for name, (client, given) in self._last.items():
             self._values[name] = self._value(client, given, name, merged)
-        weight = self._conserved.weight * (1 if self._conserved.alone else self._clients)
-        total = weight * getattr(server, self._conserved.server).double()
+        total = self._conserved.server(self._algorithm, server, self._clients)
         for value in self._values.values():
             total = total + value
         if self._total is not None and not forgiven:

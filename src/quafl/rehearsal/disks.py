@@ -135,29 +135,30 @@ class ServerDisk:
 
 
 class ClientDisk:
-    """A mark that is replaced, and a checkpoint."""
+    """A journal that only grows, and a checkpoint."""
 
     def __init__(self) -> None:
         self.full = False
-        self.mark = b""
+        self._records: list[bytes] = []
         self._checkpoint: dict[str, Any] | None = None
-        self._before: bytes | None = None  # the mark that the last one replaces, until that is confirmed
+        self.is_writing = False  # the last record is not confirmed yet
 
     @property
-    def is_writing(self) -> bool:
-        """A mark is not confirmed yet."""
-        return self._before is not None
-
-    def put(self, mark: bytes) -> OSError | None:
+    def reports(self) -> list[log.Reported]:
         """What the client has reported."""
+        return [log.from_bytes(record) for record in self._records]
+
+    def put(self, record: bytes) -> OSError | None:
+        """What the client reports."""
         if self.full:
             return no_space()
-        self._before, self.mark = self.mark, mark
+        self._records.append(record)
+        self.is_writing = True
         return None
 
     def confirm(self) -> None:
         """It is safe."""
-        self._before = None
+        self.is_writing = False
 
     def save(self, state: dict[str, Any]) -> None:
         """A checkpoint, if there is room."""
@@ -171,10 +172,12 @@ class ClientDisk:
 
     def crash(self, rng: Random) -> str:
         """The process ends."""
-        if self._before is None:
-            return "whole"
-        what = rng.choice(("whole", "missing"))
+        what = rng.choice(("whole", "missing")) if self.is_writing else "whole"
         if what == "missing":
-            self.mark = self._before
-        self._before = None
+            self._records.pop()
+        self.is_writing = False
         return what
+
+    def lose(self) -> None:
+        """Everything is gone."""
+        self._records, self._checkpoint, self.is_writing = [], None, False

@@ -20,6 +20,7 @@ INCIDENTS = {  # kinds that strike at drawn times, and how many there are at mos
     "partition": 2,
     "server's disk full": 2,
     "client's disk full": 2,
+    "client's disk lost": 1,
     "checkpoint damaged": 2,
     "clock jumped": 3,
     "connection closed": 2,

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from quafl.core.randomness import Generators
 from quafl.protocol import journal, messages
 from quafl.protocol.carrier import SERVER, Unreachable
-from quafl.protocol.client import ClientSide, Mark
+from quafl.protocol.client import ClientSide
 from quafl.protocol.machine import Answer, Ask, Asked, Compute, Do, Done, Effect, Say, Wake, Woken, Write
 from quafl.protocol.server import ServerSide
 from quafl.rehearsal.cast import Cast, draw
@@ -38,6 +38,7 @@ ALLOWED = 400.0  # seconds after the last fault, until every honest client must 
 MORE_ROUNDS = 3  # that must follow the last fault
 ROUNDING = 1e-6  # seconds: whoever is woken is woken late enough, in floating point
 MOST_EVENTS = 30_000
+PROCESSES = "server killed", "client killed", "client left", "client's disk lost", "checkpoint damaged"
 
 
 class Parts(NamedTuple):
@@ -193,11 +194,9 @@ class World:
         if party.machine is not None:
             return
         disk, cast = party.disk, self.cast
-        kept = disk.checkpoint
-        mark = Mark.from_bytes(disk.mark) if disk.mark else None
-        session = f"{self.rng.getrandbits(60):x}"
+        kept, session = disk.checkpoint, f"{self.rng.getrandbits(60):x}"
         party.machine = self._parts.client(
-            party.name, cast.tasks[party.name], cast.terms, session, kept=kept, mark=mark
+            party.name, cast.tasks[party.name], cast.terms, session, kept=kept, reports=disk.reports
         )
         party.leaving = False
         self.history.note(self.now, party.name, "begins")
@@ -397,21 +396,11 @@ class World:
 
     def _strike(self, incident: Incident) -> None:
         what, client, seconds = incident.kind, self.clients[incident.victim], incident.seconds
-        happened = True
         self.history.note(self.now, "", f"{what} ({incident.victim}, {seconds:.1f} s)")
+        if what in PROCESSES:
+            self.faults.happened[what] += self._strike_process(what, client)
+            return
         match what:
-            case "server killed":
-                happened = self.server.machine is not None
-                self._kill(self.server, self.rng.uniform(*DOWN))
-            case "client killed":
-                happened = client.machine is not None
-                self._kill(client, self.rng.uniform(*DOWN))
-            case "client left":
-                happened = client.machine is not None and not client.leaving
-                if happened:
-                    client.leaving = True
-                    client.machine.stop()
-                    self._tell(client, Woken())
             case "partition":
                 self._cut_off |= {incident.victim, self.rng.choice(self.cast.names)}
                 self._at(seconds, self._cut_off.clear)
@@ -419,8 +408,6 @@ class World:
                 self._fill(self.server, seconds)
             case "client's disk full":
                 self._fill(client, seconds)
-            case "checkpoint damaged":
-                happened = self._damage()
             case "clock jumped":
                 party = self.rng.choice((self.server, client))
                 party.offset += self.rng.uniform(*JUMPS)
@@ -429,7 +416,29 @@ class World:
             case "connection closed":
                 if self.server.machine is not None:
                     self.server.machine.gone(client.name)
-        self.faults.happened[what] += happened
+        self.faults.happened[what] += 1
+
+    def _strike_process(self, what: str, client: Party) -> bool:
+        """One of `PROCESSES`; whether there was one to end."""
+        happened = (self.server if what == "server killed" else client).machine is not None
+        match what:
+            case "server killed":
+                self._kill(self.server, self.rng.uniform(*DOWN))
+            case "client killed":
+                self._kill(client, self.rng.uniform(*DOWN))
+            case "client left":
+                happened = happened and not client.leaving
+                if happened:
+                    client.leaving = True
+                    client.machine.stop()
+                    self._tell(client, Woken())
+            case "client's disk lost":
+                self._kill(client, self.rng.uniform(*DOWN))
+                client.disk.lose()
+                self.checks.disk_lost(client)
+            case "checkpoint damaged":
+                happened = self._damage()
+        return happened
 
     def _damage(self) -> bool:
         """The server's newest checkpoint, and the server is killed: nobody would notice before."""

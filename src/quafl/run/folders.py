@@ -261,5 +261,5 @@ def trained_model(folder: Path, *, seed: int | None, which: Which) -> dict[str, 
         raise RecordError(f"{folder} has neither a model nor a checkpoint of seed {seed} yet; run it first")
     task, simulation = settings.simulation(seed, "sequential")
     take_up(run_folder.checkpoint(seed), simulation)
-    state = simulation.server if which == "last" else simulation.best.server
-    return task.export(state.model, state.buffers)
+    shown = simulation.last if which == "last" else simulation.best
+    return task.export(shown.model, shown.buffers)

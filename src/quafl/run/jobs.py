@@ -73,10 +73,8 @@ def compute(job: Job, on_news: Callable[[News], None], stopping: Callable[[], bo
                 return None
     except Diverged as error:
         trouble = f"training diverged: {error}; its rows so far are kept, try a smaller lr"
-    models: dict[Which, dict[str, Tensor]] = {
-        "last": task.export(simulation.server.model, simulation.server.buffers),
-        "best": task.export(simulation.best.server.model, simulation.best.server.buffers),
-    }
+    last, best = (task.export(shown.model, shown.buffers) for shown in (simulation.last, simulation.best))
+    models: dict[Which, dict[str, Tensor]] = {"last": last, "best": best}
     return Outcome(simulation.rows, models, trouble, computed, monotonic() - began)
 
 

@@ -74,10 +74,11 @@ class ServerRun:
         """Until the end, which is True, or until asked to stop; the models are kept either way. Diverged, if they are
         none any more."""
         ended = self.coordinator.run()
-        for which, state in ("last", self.coordinator.server), ("best", self.coordinator.evaluations.best.server):
+        evaluations = self.coordinator.evaluations
+        for which, shown in ("last", evaluations.shown), ("best", evaluations.best.shown):
             path = self._out / f"model-seed{self._settings.run.seed}-{which}.safetensors"
             with write_atomically(path, "wb") as stream:
-                stream.write(safetensors.torch.save(self._task.export(state.model, state.buffers)))
+                stream.write(safetensors.torch.save(self._task.export(shown.model, shown.buffers)))
         return ended
 
     def _check_same(self, kept: dict[str, Any], has: int) -> None:
@@ -111,14 +112,14 @@ def make_client(
     """A client, from wherever it stands. What cannot be learned from is said now."""
     task = local.make(make_task, name, derive("client", name))
     task.batch(0, 0)
-    kept, mark = kept_in(folder)
+    kept, reports = kept_in(folder)
     machine = ClientSide(
         name,
         task,
         agree,
         uuid4().hex,
         kept=kept,
-        mark=mark,
+        reports=reports,
         step_seconds=step_seconds,
         tell_private=tell_private,
     )

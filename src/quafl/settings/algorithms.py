@@ -8,8 +8,24 @@ from pydantic import Field
 from torch import Tensor
 
 from quafl.codec.coders import Coders
-from quafl.core import SCAFFOLD, FedAsync, FedAvg, FedBuff, FedNova, QuAFL, adam, cosine, linear, momentum, sgd
+from quafl.core import (
+    CA2FL,
+    FAVANO,
+    SCAFFOLD,
+    Calibrated,
+    FedAsync,
+    FedAvg,
+    FedBuff,
+    FedNova,
+    QuAFL,
+    adam,
+    cosine,
+    linear,
+    momentum,
+    sgd,
+)
 from quafl.core.defence import NO_DEFENCE, Defence
+from quafl.core.descent import Adaptive, Descent, HeavyBall, Plain
 from quafl.core.optim import Schedule
 from quafl.core.randomness import Generators
 from quafl.core.seams import Algorithm, Optimizer
@@ -89,14 +105,41 @@ class Asynchronous(Local):
         return float((until / (alone + exchange) * self.local_steps).sum())
 
 
-class QuAFLSettings(Local):
+class Moving(Section):
+    """What algorithms have whose server moves along the direction that the clients give: see core.descent."""
+
+    server_lr: Positive = 1.0
+    server_optimizer: Literal["sgd", "momentum", "adam", "amsgrad"] = "sgd"
+    server_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9  # of momentum, adam and amsgrad
+    server_tau: Positive = 1e-3  # of adam and amsgrad
+
+    def descent(self) -> Descent:
+        """How the server moves."""
+        if self.server_optimizer == "momentum":
+            return HeavyBall(self.server_momentum)
+        if self.server_optimizer == "sgd":
+            return Plain()
+        return Adaptive((self.server_momentum, 0.99), self.server_tau, largest=self.server_optimizer == "amsgrad")
+
+
+class Polled(Local):
+    """What algorithms have whose clients train all the time and answer at once."""
+
+    wait: NotNegative = 0.0
+
+    def work(self, speeds: "Exponential | Constant", exchange: float, clients: int, until: float) -> float:
+        """About how many local steps are taken until then: H_i at every contact."""
+        each = speeds.expected_steps(self.sampled / clients, exchange + self.wait, self.local_steps)
+        return float(until / (exchange + self.wait) * self.sampled * each.mean())
+
+
+class QuAFLSettings(Polled):
     """See core.quafl."""
 
     name: Literal["quafl"] = "quafl"
     weighted: bool = False
     server_averaging: Share = 1.0
     client_averaging: Share = 1.0
-    wait: NotNegative = 0.0
     slowest_floor: Positive = 0.1
     speeds: Literal["measured", "closed form"] = "measured"  # H_i: a running mean, or known in advance
 
@@ -126,20 +169,46 @@ class QuAFLSettings(Local):
         if self.speeds != "measured":
             raise ValueError(f"algorithm.speeds = {self.speeds!r}: must be 'measured' where clients are real")
 
-    def work(self, speeds: "Exponential | Constant", exchange: float, clients: int, until: float) -> float:
-        """About how many local steps are taken until then: H_i at every contact."""
-        each = speeds.expected_steps(self.sampled / clients, exchange + self.wait, self.local_steps)
-        return float(until / (exchange + self.wait) * self.sampled * each.mean())
 
+class CalibratedSettings(Polled, Moving):
+    """See core.calibrated."""
 
-class FedAvgSettings(Local):
-    """See core.fedavg."""
-
-    name: Literal["fedavg"]
+    name: Literal["calibrated"]
+    local_steps: int = Field(default=10, ge=1)
+    forget: NotNegative = 0.02
 
     def build(self, defence: Defence = NO_DEFENCE) -> Algorithm:
         """The algorithm."""
-        return FedAvg(sampled=self.sampled, local_steps=self.local_steps, patience=self.patience, defence=defence)
+        return Calibrated(
+            sampled=self.sampled,
+            local_steps=self.local_steps,
+            server_lr=self.server_lr,
+            server=self.descent(),
+            forget=self.forget,
+            wait=self.wait,
+            patience=self.patience,
+            defence=defence,
+        )
+
+
+class FedAvgSettings(Local, Moving):
+    """See core.fedavg."""
+
+    name: Literal["fedavg"]
+    proximity: NotNegative = 0.0
+
+    def build(self, defence: Defence = NO_DEFENCE) -> Algorithm:
+        """The algorithm."""
+        adopts = self.server_optimizer == "sgd" and self.server_lr == 1
+        return FedAvg(
+            sampled=self.sampled,
+            local_steps=self.local_steps,
+            proximity=self.proximity,
+            server_lr=self.server_lr,
+            server=None if adopts else self.descent(),
+            patience=self.patience,
+            defence=defence,
+        )
 
 
 class FedNovaSettings(Local):
@@ -164,12 +233,12 @@ class FedNovaSettings(Local):
         return float(until / (longest + exchange) * self.sampled * each.mean())
 
 
-class FedBuffSettings(Asynchronous):
+class FedBuffSettings(Asynchronous, Moving):
     """See core.fedbuff."""
 
     name: Literal["fedbuff"]
-    server_lr: Positive = 1.0
     staleness: bool = False
+    delay: Annotated[float, Field(ge=1)] = inf
 
     def build(self, defence: Defence = NO_DEFENCE) -> Algorithm:
         """The algorithm."""
@@ -177,7 +246,44 @@ class FedBuffSettings(Asynchronous):
             sampled=self.sampled,
             local_steps=self.local_steps,
             server_lr=self.server_lr,
+            server=self.descent(),
             staleness=self.staleness,
+            delay=self.delay,
+            patience=self.patience,
+            defence=defence,
+        )
+
+
+class CA2FLSettings(Asynchronous):
+    """See core.ca2fl."""
+
+    name: Literal["ca2fl"]
+    server_lr: Positive = 1.0
+
+    def build(self, defence: Defence = NO_DEFENCE) -> Algorithm:
+        """The algorithm."""
+        return CA2FL(
+            sampled=self.sampled,
+            local_steps=self.local_steps,
+            server_lr=self.server_lr,
+            patience=self.patience,
+            defence=defence,
+        )
+
+
+class FAVANOSettings(Polled):
+    """See core.favano."""
+
+    name: Literal["favano"]
+    reweight: Literal["steps", "mean"] = "steps"
+
+    def build(self, defence: Defence = NO_DEFENCE) -> Algorithm:
+        """The algorithm."""
+        return FAVANO(
+            sampled=self.sampled,
+            local_steps=self.local_steps,
+            reweight=self.reweight,
+            wait=self.wait,
             patience=self.patience,
             defence=defence,
         )
@@ -225,14 +331,25 @@ class FedAsyncSettings(Asynchronous):
 
 
 Algorithms: TypeAlias = (
-    QuAFLSettings | FedAvgSettings | FedBuffSettings | FedNovaSettings | SCAFFOLDSettings | FedAsyncSettings
+    QuAFLSettings
+    | CalibratedSettings
+    | FedAvgSettings
+    | FedBuffSettings
+    | FedNovaSettings
+    | SCAFFOLDSettings
+    | FedAsyncSettings
+    | CA2FLSettings
+    | FAVANOSettings
 )
 DEFAULT = QuAFLSettings()
 LABELS = {
     "quafl": "QuAFL",
+    "calibrated": "Calibrated",
     "fedavg": "FedAvg",
     "fedbuff": "FedBuff",
     "fednova": "FedNova",
     "scaffold": "SCAFFOLD",
     "fedasync": "FedAsync",
+    "ca2fl": "CA2FL",
+    "favano": "FAVANO",
 }

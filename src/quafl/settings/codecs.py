@@ -1,11 +1,11 @@
 """[codec]: how models are packed."""
 
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, field_validator
 
 from quafl.codec import QSGD, Identity, Lattice
-from quafl.codec.seams import Codec
+from quafl.codec.seams import Codec, Codecs
 from quafl.settings.base import Positive, Section
 
 
@@ -56,4 +56,19 @@ class QSGDSettings(Section):
         return QSGD(bits=self.bits, norm=self.norm, bucket=self.bucket, difference=self.difference)
 
 
-CodecChoice: TypeAlias = LatticeSettings | IdentitySettings | QSGDSettings
+OneWay: TypeAlias = Annotated[LatticeSettings | IdentitySettings | QSGDSettings, Field(discriminator="name")]
+
+
+class EachWaySettings(Section):
+    """One codec from the clients to the server, another from the server to the clients."""
+
+    name: Literal["each way"]
+    up: OneWay = LatticeSettings()
+    down: OneWay = LatticeSettings()
+
+    def build(self) -> Codecs:
+        """The codecs."""
+        return Codecs(up=self.up.build(), down=self.down.build())
+
+
+CodecChoice: TypeAlias = LatticeSettings | IdentitySettings | QSGDSettings | EachWaySettings

@@ -66,6 +66,7 @@ class Settings(Section):
             metric=self.run.metric,
             lower_is_better=self.run.lower_is_better,
             potential=self.run.potential,
+            average=self.run.average,
         )
         given = self.algorithm.given(world, self.clients.count, coders_for(algorithm, codec), seed)
         optimizer = self.algorithm.build_optimizer()

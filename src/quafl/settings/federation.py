@@ -64,6 +64,7 @@ class FederationRun(Section):
     lower_is_better: bool = False
     stop_at_target: bool = False
     checkpoint_seconds: NotNegative = 10.0
+    average: NotNegative = 0.0  # time constant of the average of models that is evaluated and exported; 0: none
     seed: int = 0
 
     def build(self) -> Goals:

@@ -121,19 +121,21 @@ class FashionTask(ClassTask):
     """Fashion-MNIST and a convolutional network."""
 
     name: Literal["fashion-mnist"]
+    norm: models.Norm = "batch"
     batch: int = Field(default=100, ge=1)
     most_clients: ClassVar[int] = 20_000
     load: ClassVar[Callable[[], Splits]] = staticmethod(fashion_mnist)
 
     def module(self, seed: int) -> nn.Module:
         """Two convolutions, three dense layers."""
-        return models.cnn(seed=seed)
+        return models.cnn(seed=seed, norm=self.norm)
 
 
 class CIFARTask(ClassTask):
     """CIFAR-10, pictures moved and mirrored, and ResNet20."""
 
     name: Literal["cifar-10"]
+    norm: models.Norm = "batch"
     batch: int = Field(default=64, ge=1)
     most_clients: ClassVar[int] = 15_000
     load: ClassVar[Callable[[], Splits]] = staticmethod(cifar10)
@@ -141,13 +143,14 @@ class CIFARTask(ClassTask):
 
     def module(self, seed: int) -> nn.Module:
         """ResNet20."""
-        return models.resnet20(seed=seed)
+        return models.resnet20(seed=seed, norm=self.norm)
 
 
 class CelebATask(LearningTask):
     """CelebA's faces, clients with disjoint celebrities, and ResNet18."""
 
     name: Literal["celeba"]
+    norm: models.Norm = "batch"
     attribute: str = "Smiling"
     pixels: int = Field(default=100, ge=32)
     batch: int = Field(default=128, ge=1)
@@ -161,7 +164,8 @@ class CelebATask(LearningTask):
         """The task for one seed."""
         data = celeba(self.attribute, pixels=self.pixels)
         hands = partition.by_user(data.train, data.users, clients.count, seed=seed)
-        return self.supervised(models.resnet18(2, seed=derive(seed, "model")), hands, data.test, run, seed)
+        module = models.resnet18(2, seed=derive(seed, "model"), norm=self.norm)
+        return self.supervised(module, hands, data.test, run, seed)
 
 
 class LeafTask(LearningTask):

@@ -85,6 +85,7 @@ class Run(Section):
     per_client: bool = False  # the metric on each client's own data: mean, worst, 10th percentile
     per_class: bool = False  # the metric on each class
     potential: bool = False  # record Φ_t
+    average: NotNegative = 0.0  # time constant of the average of models that is evaluated and exported; 0: none
     device: str = "cpu"  # or "cuda", "cuda:1": where models, data and messages are
     executor: Name = "auto"  # how local steps are computed; on a GPU, what a measurement finds fastest
     precision: Precision = "float32"  # of gradients; models, averages and codecs are float32

@@ -47,6 +47,23 @@ class _Waiting(NamedTuple):
     sent: Sent
 
 
+class _Said(NamedTuple):
+    """A client's last answer, until the client knows what has become of it."""
+
+    up: Message  # as it was said, or, when it is applied, as the server has decoded it
+    row: int
+    applied: bool
+
+
+class _Failure(NamedTuple):
+    """A client that does not answer."""
+
+    when: float  # the server hears it
+    client: int
+    round: int  # of the message
+    broken: bool  # its progress is not finite; else it has nothing to say
+
+
 class _Saying(NamedTuple):
     """What the fleet itself looks at in an answer."""
 
@@ -90,9 +107,9 @@ class SimulatedFleet:
         self._traffic = Traffic(
             link, algorithm.sampled if limited else self.size, algorithm.records.up, algorithm.records.down
         )
-        self._said: dict[int, tuple[Message, int]] = {}  # each client's answer that has not been applied, and its row
+        self._said: dict[int, _Said] = {}  # each client's last answer
         self._named: set[int] = set()  # clients whose broken progress has been told
-        self._failed: list[tuple[float, int, int]] = []  # when the server hears whose progress of which round is broken
+        self._failed: list[_Failure] = []  # of which the server has not heard yet
         self._failures = 0  # of clients that had taken a step, in a row
         self._bearable = min(self.size, 4 * algorithm.sampled)
         self._silence = 0.0  # when all who were asked last would have answered, if nothing had been lost
@@ -228,12 +245,13 @@ class SimulatedFleet:
 
     def _informed(self, ids: Ids, clients: Any) -> Any:
         """Those whose last answer has not been applied, and so never will be, know it now."""
-        rows = [row for row, client in enumerate(ids.tolist()) if client in self._said]
-        if not rows:
-            return clients
-        said = [self._said.pop(client) for client in ids[rows].tolist()]
-        changed = self._algorithm.lost(clients[rows], self._algorithm.records.up.stack([up[row] for up, row in said]))
-        return clients.with_rows(torch.tensor(rows), changed)
+        said = {row: self._said.pop(client) for row, client in enumerate(ids.tolist()) if client in self._said}
+        for change, applied in (self._algorithm.lost, False), (self._algorithm.applied, True):
+            rows = [row for row, one in said.items() if one.applied == applied]
+            if rows and change is not None:
+                ups = self._algorithm.records.up.stack([said[row].up[said[row].row] for row in rows])
+                clients = clients.with_rows(torch.tensor(rows), change(clients[rows], ups))
+        return clients
 
     def _compute(self) -> None:
         """The local steps of all who have been asked and have not answered yet, together."""
@@ -258,23 +276,33 @@ class SimulatedFleet:
         """What clients have become, and what they say."""
         said = speak(self._algorithm, self._optimizer, clients, hearing.down)
         self._store.put(sent.sender, said.clients)
-        sound = said.sound
-        everybody = bool(sound.all())
+        answers = said.answers
+        everybody = bool(answers.all())
         if not everybody:
-            hearing = only(hearing, sound)
+            hearing = only(hearing, answers)
         parcel = self._encoded(said, hearing, sent, at_once=at_once)
         answer = Words(parcel, said.up, said.steps, hearing.measured)
         if not everybody:
-            known = (sent.ready + self._link.latency)[~sound].tolist()
-            broken = sent.sender[~sound]
-            self._failed += [(when, who, sent.question.round) for when, who in zip(known, broken.tolist(), strict=True)]
-            self._traffic.void(broken)
-            sent.silent = ~sound
-            rows = (sound.cumsum(0) - 1).clamp(min=0) if sound.any() else torch.empty(0, dtype=torch.int64)
+            self._keep_silent(sent, said)
+            rows = (answers.cumsum(0) - 1).clamp(min=0) if answers.any() else torch.empty(0, dtype=torch.int64)
             answer = answer[rows]  # a row for each, the silent ones' of no meaning
         sent.answer = answer
-        told = zip(sent.sender.tolist(), sound.tolist(), strict=True)
-        self._said |= {client: (answer.up, row) for row, (client, whole) in enumerate(told) if whole}
+        told = zip(sent.sender.tolist(), answers.tolist(), strict=True)
+        self._said |= {
+            client: _Said(answer.up, row, applied=False) for row, (client, whole) in enumerate(told) if whole
+        }
+
+    def _keep_silent(self, sent: Sent, said: Said) -> None:
+        """Some clients do not answer, and the server hears that instead."""
+        sent.silent = ~said.answers
+        known = (sent.ready + self._link.latency).tolist()
+        rows = zip(known, sent.sender.tolist(), said.broken.tolist(), strict=True)
+        self._failed += [
+            _Failure(when, who, sent.question.round, broken=broken)
+            for (when, who, broken), silent in zip(rows, sent.silent.tolist(), strict=True)
+            if silent
+        ]
+        self._traffic.void(sent.sender[sent.silent])
 
     def _encoded(self, said: Said, hearing: Hearing, sent: Sent, *, at_once: bool) -> Parcel:
         """What those clients say that say something."""
@@ -308,13 +336,16 @@ class SimulatedFleet:
             self.totals.lost += 1
             return False
         self._said.pop(trip.client, None)
-        self.totals.contacts += 1
         self.totals.steps += said.steps
-        self.totals.idle += said.steps == 0
-        if self._slow[trip.client]:
-            self.totals.slow_contacts += 1
-            self.totals.slow_idle += said.steps == 0
+        self._count_contact(trip.client, idle=said.steps == 0)
         return True
+
+    def _count_contact(self, client: int, *, idle: bool) -> None:
+        self.totals.contacts += 1
+        self.totals.idle += idle
+        if self._slow[client]:
+            self.totals.slow_contacts += 1
+            self.totals.slow_idle += idle
 
     def state(self) -> dict[str, Any]:
         """For `restore`."""
@@ -325,9 +356,9 @@ class SimulatedFleet:
             "traffic": self._traffic.state(),
             "since": self._since.clone(),
             "silence": self._silence,
-            "failed": list(self._failed),
+            "failed": [tuple(failure) for failure in self._failed],
             "failures": self._failures,
-            "said": {client: up[row].tree() for client, (up, row) in self._said.items()},
+            "said": {client: (one.up[one.row].tree(), one.applied) for client, one in self._said.items()},
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -337,23 +368,26 @@ class SimulatedFleet:
         self._store.restore(state["clients"])
         self._traffic.restore(state["traffic"])
         self._since, self._silence = state["since"].clone(), state["silence"]
-        self._failed, self._failures = list(state["failed"]), state["failures"]
+        self._failed, self._failures = [_Failure(*failure) for failure in state["failed"]], state["failures"]
         made = self._algorithm.records.up
-        self._said = {client: (made.stack([made.from_tree(up)]), 0) for client, up in state["said"].items()}
+        self._said = {
+            client: _Said(made.stack([made.from_tree(up)]), 0, applied)
+            for client, (up, applied) in state["said"].items()
+        }
 
-    def _drop(self, broken: Sequence[tuple[int, int]]) -> None:
+    def _drop(self, broken: Sequence[_Failure]) -> None:
         self.totals.broken += len(broken)
         self.totals.lost += len(broken)
-        for client, asked in sorted(broken):
-            if client not in self._named:
+        for failure in sorted(broken, key=lambda one: (one.client, one.round)):
+            if failure.client not in self._named:
                 what = "its progress is not finite; that reply is dropped, later ones are only counted"
-                _log.warning("client %d, round %d: %s", client, asked, what)
-            self._named.add(client)
+                _log.warning("client %d, round %d: %s", failure.client, failure.round, what)
+            self._named.add(failure.client)
 
     def _end_of_waiting(self) -> float:
         """Until when a server of endless patience waits although nothing more will come."""
         if self._failed:
-            return max(self._silence, min(self._failed)[0])
+            return max(self._silence, min(failure.when for failure in self._failed))
         if len(self.available()):
             return self._silence
         back = self._speeds.next_return(self._clock.now())
@@ -362,13 +396,17 @@ class SimulatedFleet:
     def _replies(self, arrived: list[Trip]) -> Replies:
         since = self._clock.now()
         replies = self._decoded(arrived, since) if arrived else self._nothing
-        heard = [(client, asked) for when, client, asked in self._failed if when <= since]
-        self._failed = [failure for failure in self._failed if failure[0] > since]
-        self._drop(heard)
-        self._failures = 0 if (replies.steps > 0).any() else self._failures + len(heard)
+        heard = [failure for failure in self._failed if failure.when <= since]
+        self._failed = [failure for failure in self._failed if failure.when > since]
+        broken = [failure for failure in heard if failure.broken]
+        self._drop(broken)
+        for failure in heard:
+            if not failure.broken:
+                self._count_contact(failure.client, idle=True)
+        self._failures = 0 if (replies.steps > 0).any() else self._failures + len(broken)
         if self._failures > self._bearable:
-            raise Diverged(f"in round {heard[-1][1]} no client's progress is finite any more")
-        return replace(replies, failed=torch.tensor([client for client, _ in heard], dtype=torch.int64))
+            raise Diverged(f"in round {broken[-1].round} no client's progress is finite any more")
+        return replace(replies, failed=torch.tensor([failure.client for failure in heard], dtype=torch.int64))
 
     def _decoded(self, arrived: list[Trip], since: float) -> Replies:
         senders, answer = _gather(arrived)
@@ -384,9 +422,12 @@ class SimulatedFleet:
             self._clock.sleep_until(since + float(spent[row]))  # repairs of different clients go side by side
             return refinement
 
+        up = self._coders.up.unpack(answer.parcel, self._keys(arrived), refine)
+        if self._algorithm.applied is not None:
+            self._said |= {client: _Said(up, row, applied=True) for row, client in enumerate(senders.tolist())}
         return Replies(
             senders=senders,
-            up=self._coders.up.unpack(answer.parcel, self._keys(arrived), refine),
+            up=up,
             round=torch.tensor([trip.sent.question.round for trip in arrived]),
             steps=answer.steps,
             distances=answer.distances,

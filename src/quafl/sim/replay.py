@@ -150,10 +150,12 @@ class ReplayedFleet(SimulatedFleet):
         sent = self._sent(ids, torch.zeros(1, dtype=torch.float64), packed.nbytes, question)
         self._contact(sent, before, more, packed, told, coder)
         self._compute()
-        if bool(sent.silent):
-            raise Deviation(f"round {question.round}: the progress of {replied.name} is not finite")
         if joins and replied.steps == 0:
             self._still_a_newcomer(ids)
+        if bool(sent.silent):
+            if replied.steps or self._algorithm.records.idle:
+                raise Deviation(f"round {question.round}: the progress of {replied.name} is not finite")
+            return
         self._answers[replied.name, replied.ticket] = Trip(0.0, self._serial, client, 0, sent)
 
     def _join(self, ids: Ids, heard: Message) -> None:

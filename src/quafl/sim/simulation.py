@@ -16,7 +16,7 @@ from quafl.core.optim import sgd
 from quafl.core.randomness import Generators
 from quafl.core.seams import Algorithm, Optimizer, ServerState, Task, Totals
 from quafl.record.diagnostics import potential
-from quafl.record.evaluations import Best, Diverged, Evaluations
+from quafl.record.evaluations import Diverged, Evaluations, Standing
 from quafl.record.rows import Row
 from quafl.sim.clock import VirtualClock
 from quafl.sim.executors import Name
@@ -38,10 +38,13 @@ class Plan:
     metric: str = "accuracy"  # that the best model is chosen by; the loss where a task does not have it
     lower_is_better: bool = False  # of the metric; of the loss it always is
     potential: bool = False  # record Φ_t
+    average: float = 0.0  # time constant of the average of models that is evaluated; 0: the model itself is
 
     def __post_init__(self) -> None:
         if not 0 < self.until < inf or not self.every > 0:
             raise ValueError(f"until is {self.until} and every {self.every}: both must be positive, and until finite")
+        if not 0 <= self.average < inf:
+            raise ValueError(f"average is {self.average}, must be a time that is not negative, and finite; 0 for none")
 
 
 class Simulation:
@@ -75,6 +78,7 @@ class Simulation:
             metric=plan.metric,
             lower_is_better=plan.lower_is_better,
             trains=True,
+            average=plan.average,
         )
         self._task, self._algorithm, self._plan = task, algorithm, plan
         self._rng, self._clock, self._coders = Generators(plan.seed), VirtualClock(), coders_for(algorithm, codec)
@@ -102,9 +106,19 @@ class Simulation:
         return self._evaluations.rows
 
     @property
-    def best(self) -> Best:
-        """The best state evaluated so far."""
-        return self._evaluations.best
+    def time(self) -> float:
+        """Simulated, of the last model reached."""
+        return self._evaluations.time
+
+    @property
+    def last(self) -> Standing:
+        """The last model reached, or the average of models."""
+        return self._evaluations.shown
+
+    @property
+    def best(self) -> Standing:
+        """The best one evaluated so far."""
+        return self._evaluations.best.shown
 
     @property
     def executor(self) -> str:
@@ -117,8 +131,9 @@ class Simulation:
         if not self.rows:
             yield self._evaluate()
         while True:
+            before = self._clock.now()
             state = self._fleet.run(self._algorithm.round(self.server, self._rng))
-            self._still = self._still + 1 if self._clock.now() == self._time else 0
+            self._still = self._still + 1 if self._clock.now() == before else 0
             if self._still == MOTIONLESS:
                 raise ValueError(
                     f"{MOTIONLESS} rounds took no simulated time: give the clients a latency or the algorithm a wait, "
@@ -128,7 +143,7 @@ class Simulation:
                 break
             self._reach(state)
             self._evaluated = False
-            yield self._evaluate() if self._time >= self._evaluations.due else None
+            yield self._evaluate() if self._clock.now() >= self._evaluations.due else None
         if not self._evaluated:
             yield self._evaluate()
 
@@ -141,7 +156,6 @@ class Simulation:
             "rng": self._rng.state(),
             "fleet": fleet,
             "evaluations": self._evaluations.state(),
-            "time": self._time,
             "totals": asdict(self._totals),
             "spread": self._spread,
             "evaluated": self._evaluated,
@@ -151,22 +165,22 @@ class Simulation:
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from there."""
         self.server = self._algorithm.records.server.from_tree(state["server"])
-        self._evaluations.restore(state["evaluations"], self._algorithm.records.server)
+        self._evaluations.restore(state["evaluations"])
         self._clock.restore(state["clock"])
         self._rng.restore(state["rng"])
         self._fleet.restore(state["fleet"])
-        self._time, self._totals, self._spread = state["time"], Totals(**state["totals"]), state["spread"]
+        self._totals, self._spread = Totals(**state["totals"]), state["spread"]
         self._evaluated, self._still = state["evaluated"], state["still"]
 
     def _reach(self, state: ServerState) -> None:
         """Where the run stands after a round."""
-        self._evaluations.check(state)
-        self.server, self._time, self._totals = state, self._clock.now(), replace(self._fleet.totals)
+        self._evaluations.reach(self._clock.now(), state)
+        self.server, self._totals = state, replace(self._fleet.totals)
         self._spread = potential(state.model, self._fleet.clients.everybody().base) if self._plan.potential else None
 
     def _evaluate(self) -> Row:
         more = {} if self._spread is None else {"potential": self._spread}
-        row = self._evaluations.evaluate(self._time, self.server, self._totals, **more)
+        row = self._evaluations.evaluate(self._totals, **more)
         self._evaluated = True
         return row
 
@@ -195,6 +209,7 @@ def simulate(
     batch_size: int = 32,
     world: World = World(),  # noqa: B008
     evaluations: int = 50,
+    average: float = 0.0,
     seed: int = 0,
     device: torch.device | str = "cpu",
     executor: Name = "auto",
@@ -205,7 +220,8 @@ def simulate(
     Inputs and targets are tensors, or tuples or dictionaries of them, an example a row. `loss` and `metrics` take a
     batch's outputs and targets; the best model is chosen by the first metric, the higher the better unless
     `lower_is_better`. `test` is what the rows are measured on, by default all the clients' data. The module given is
-    not touched: the result holds trained copies. Models, data and messages are on the `device`. Local steps are taken
+    not touched: the result holds trained copies. With an `average`, rows and result are of an average of the server's
+    models over time, with that time constant. Models, data and messages are on the `device`. Local steps are taken
     by the `executor`: "sequential", "vectorised", "graph", or on a GPU the one found fastest ("auto"); gradients are
     computed in "float32", "tf32" or "bfloat16". Training that leaves the finite numbers raises `Diverged`, which holds
     the rows so far.
@@ -224,7 +240,14 @@ def simulate(
         precision=precision,
     )
     metric = next(iter(task.metrics), "loss")
-    plan = Plan(until=until, every=until / evaluations, seed=seed, metric=metric, lower_is_better=lower_is_better)
+    plan = Plan(
+        until=until,
+        every=until / evaluations,
+        seed=seed,
+        metric=metric,
+        lower_is_better=lower_is_better,
+        average=average,
+    )
     run = Simulation(task, len(clients), world, algorithm, codec, optimizer, plan, executor=executor)
     try:
         for _ in run:
@@ -232,5 +255,4 @@ def simulate(
     except Diverged as error:
         error.rows = run.rows
         raise
-    final, best = run.server, run.best.server
-    return Result(run.rows, task.flat.module(final.model, final.buffers), task.flat.module(best.model, best.buffers))
+    return Result(run.rows, *(task.flat.module(shown.model, shown.buffers) for shown in (run.last, run.best)))

@@ -107,7 +107,7 @@ class World:
             return Link(0.0, down=down, up=Piecewise.steady(_each(self.up_bandwidth, clients, "up_bandwidth")))
         if self.up_bandwidth is not None or self.down_bandwidth is not None:
             raise ValueError("only one of up_bandwidth and down_bandwidth is given; give both, or neither")
-        return Link(self.latency_at_32_bits * (coders.up.bits + coders.down.bits) / 64)
+        return Link(self.latency_at_32_bits * (coders.up.total_bits + coders.down.total_bits) / 64)
 
     def expected_steps(self, algorithm: Algorithm, clients: int, coders: Coders, rng: Generators) -> Tensor:
         """H_i in closed form, where it exists: contacts at random, in rounds of equal length, of clients that never

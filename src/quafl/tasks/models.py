@@ -1,9 +1,13 @@
-"""Networks of the experiments, each initialised from a seed of its own. All take pixels as they are stored (0..255)."""
+"""Networks of the experiments, each initialised from a seed of its own. All take pixels as they are stored (0..255).
+
+Those with convolutions are normalised by batch, as in the papers, or by groups of channels of each picture. Group norm
+has no running statistics, which in a federation are an average over clients that may see different classes.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Self
+from typing import Literal, Self, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +39,14 @@ CIFAR = partial(Pixels, [0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616])
 FACES = partial(Pixels, [0.5, 0.5, 0.5], [0.5, 0.5, 0.5])
 
 
+Norm: TypeAlias = Literal["batch", "group"]
+GROUPS = 8  # of channels
+
+
+def _norm(kind: Norm, channels: int) -> nn.Module:
+    return nn.BatchNorm2d(channels) if kind == "batch" else nn.GroupNorm(GROUPS, channels)
+
+
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
     """What is initialised inside is drawn from the seed; the global generator is left alone."""
@@ -50,13 +62,13 @@ def mlp(inputs: int, hidden: int, outputs: int, *, seed: int = 0, pixels: nn.Mod
     return nn.Sequential(*layers) if pixels is None else nn.Sequential(pixels, nn.Flatten(), *layers)
 
 
-def cnn(*, seed: int = 0) -> nn.Module:
-    """For 28×28 grey pictures: two convolutions with batch norm, three dense layers; 1,475,338 parameters."""
+def cnn(*, seed: int = 0, norm: Norm = "batch") -> nn.Module:
+    """For 28×28 grey pictures: two convolutions with norms, three dense layers; 1,475,338 parameters."""
     with _seeded(seed):
         return nn.Sequential(
             FASHION(),
-            *(nn.Conv2d(1, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2)),
-            *(nn.Conv2d(32, 64, 3), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(1, 32, 3, padding=1), _norm(norm, 32), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(32, 64, 3), _norm(norm, 64), nn.ReLU(), nn.MaxPool2d(2)),
             nn.Flatten(),
             *(nn.Linear(64 * 6 * 6, 600), nn.ReLU(), nn.Linear(600, 120), nn.ReLU(), nn.Linear(120, 10)),
         )
@@ -65,16 +77,16 @@ def cnn(*, seed: int = 0) -> nn.Module:
 class _Block(nn.Module):
     """Two 3×3 convolutions around which the input is added (He et al., 2016)."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int, *, project: bool) -> None:
+    def __init__(self, inputs: int, outputs: int, stride: int, norm: Norm, *, project: bool) -> None:
         super().__init__()
         self.first = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
-        self.first_norm = nn.BatchNorm2d(outputs)
+        self.first_norm = _norm(norm, outputs)
         self.second = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
-        self.second_norm = nn.BatchNorm2d(outputs)
+        self.second_norm = _norm(norm, outputs)
         self.stride, self.added = stride, outputs - inputs
         changes = stride != 1 or self.added != 0
         self.shortcut = (
-            nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+            nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), _norm(norm, outputs))
             if project and changes
             else None
         )
@@ -90,37 +102,37 @@ class _Block(nn.Module):
         return functional.relu(self.second_norm(self.second(inner)) + around)
 
 
-def _stage(inputs: int, outputs: int, blocks: int, stride: int, *, project: bool) -> nn.Sequential:
-    first = _Block(inputs, outputs, stride, project=project)
-    return nn.Sequential(first, *(_Block(outputs, outputs, 1, project=project) for _ in range(blocks - 1)))
+def _stage(inputs: int, outputs: int, blocks: int, stride: int, norm: Norm, *, project: bool) -> nn.Sequential:
+    first = _Block(inputs, outputs, stride, norm, project=project)
+    return nn.Sequential(first, *(_Block(outputs, outputs, 1, norm, project=project) for _ in range(blocks - 1)))
 
 
-def resnet20(*, seed: int = 0) -> nn.Module:
+def resnet20(*, seed: int = 0, norm: Norm = "batch") -> nn.Module:
     """For 32×32 colour pictures: three stages of three blocks (He et al., 2016, section 4.2); 269,722 parameters."""
     with _seeded(seed):
         return _initialised(
             nn.Sequential(
                 CIFAR(),
-                *(nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU()),
-                _stage(16, 16, 3, 1, project=False),
-                _stage(16, 32, 3, 2, project=False),
-                _stage(32, 64, 3, 2, project=False),
+                *(nn.Conv2d(3, 16, 3, 1, 1, bias=False), _norm(norm, 16), nn.ReLU()),
+                _stage(16, 16, 3, 1, norm, project=False),
+                _stage(16, 32, 3, 2, norm, project=False),
+                _stage(32, 64, 3, 2, norm, project=False),
                 *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)),
             )
         )
 
 
-def resnet18(outputs: int = 2, *, seed: int = 0) -> nn.Module:
+def resnet18(outputs: int = 2, *, seed: int = 0, norm: Norm = "batch") -> nn.Module:
     """For larger colour pictures: four stages of two blocks (He et al., 2016, table 1); 11.2 million parameters."""
     with _seeded(seed):
         return _initialised(
             nn.Sequential(
                 FACES(),
-                *(nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)),
-                _stage(64, 64, 2, 1, project=True),
-                _stage(64, 128, 2, 2, project=True),
-                _stage(128, 256, 2, 2, project=True),
-                _stage(256, 512, 2, 2, project=True),
+                *(nn.Conv2d(3, 64, 7, 2, 3, bias=False), _norm(norm, 64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)),
+                _stage(64, 64, 2, 1, norm, project=True),
+                _stage(64, 128, 2, 2, norm, project=True),
+                _stage(128, 256, 2, 2, norm, project=True),
+                _stage(256, 512, 2, 2, norm, project=True),
                 *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, outputs)),
             )
         )
