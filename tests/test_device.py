@@ -8,7 +8,19 @@ import quafl
 from quafl import Lattice, World, cosine, momentum, sgd
 from quafl.codec import QSGD
 from quafl.codec.seams import Codec, Codecs
-from quafl.core import SCAFFOLD, FedAsync, FedAvg, FedBuff, FedNova, QuAFL
+from quafl.core import (
+    CA2FL,
+    FAVANO,
+    SCAFFOLD,
+    Adaptive,
+    Calibrated,
+    Defence,
+    FedAsync,
+    FedAvg,
+    FedBuff,
+    FedNova,
+    QuAFL,
+)
 from quafl.core.seams import Algorithm
 from quafl.tasks import digits, partition
 
@@ -19,12 +31,13 @@ ALGORITHMS: dict[str, tuple[Algorithm, Codec | Codecs, bool]] = {
     "QuAFL weighted": (QuAFL(sampled=3, local_steps=4, weighted=True), Lattice(bits=6), False),
     "FedAvg": (FedAvg(sampled=3, local_steps=4), Lattice(bits=6), False),
     "FedAvg differences": (FedAvg(sampled=3, local_steps=4), QSGD(bits=8, difference=True), False),
-    "FedBuff": (FedBuff(sampled=3, local_steps=4, server_lr=0.5), QSGD(bits=8), False),
-    "FedBuff both ways": (
-        FedBuff(sampled=3, local_steps=4, server_lr=0.5),
-        Codecs(up=Lattice(bits=6), down=Lattice(bits=6)),
-        False,
-    ),
+    "FedBuff": (FedBuff(sampled=3, local_steps=4, server_lr=0.5), Codecs(QSGD(bits=8), Lattice(bits=6)), False),
+    "FADAS": (FedBuff(sampled=3, local_steps=4, server_lr=0.03, server=Adaptive(largest=True)), Lattice(bits=6), False),
+    "CA2FL": (CA2FL(sampled=3, local_steps=4, server_lr=0.5), Lattice(bits=6), False),
+    "Calibrated": (Calibrated(sampled=3, local_steps=4), Lattice(bits=6), False),
+    "Calibrated, defended": (Calibrated(sampled=3, defence=Defence(clip=3.0)), Lattice(bits=6), False),
+    "FAVANO": (FAVANO(sampled=3, local_steps=4), Lattice(bits=6), False),
+    "FedAdam": (FedAvg(sampled=3, local_steps=4, server_lr=0.03, server=Adaptive()), Lattice(bits=6), False),
     "FedNova": (FedNova(sampled=3, local_steps=4), Lattice(bits=6), False),
     "SCAFFOLD": (SCAFFOLD(sampled=3, local_steps=4, lr=RATE), Lattice(bits=6), True),
     "FedAsync": (FedAsync(sampled=3, local_steps=4, proximity=0.1), Lattice(bits=6), False),

@@ -17,10 +17,11 @@ from quafl.record.summary import Curve
 from quafl.record.verdicts import overall
 from quafl.run.figures import fewest_bits, fingerprint
 from quafl.run.folders import accumulate
-from quafl.run.tuning import grid
+from quafl.run.tuning import _beside, grid
 from quafl.run.versions import joined
+from quafl.settings.algorithms import LABELS as ALGORITHMS
 from quafl.settings.base import SettingsError
-from quafl.settings.figures import Tuning, figures, load_figure
+from quafl.settings.figures import REGIMES, Tuning, figures, load_figure
 
 # The labels of the paper's figures.
 LABELS = [
@@ -72,17 +73,36 @@ def test_every_algorithm_is_given_as_many_learning_rates() -> None:
         ValueError, match="2 learning rates, and 6 combinations of lr, server_lr, staleness for fedbuff"
     ):
         Tuning(lr=[0.1, 0.2], own={"fedbuff": own})
-    with pytest.raises(ValueError, match="has a grid for fedbuf; known are quafl, calibrated, fedavg"):
-        Tuning(lr=[0.1], own={"fedbuf": {"lr": [0.1]}})
+    for name in [*figures(), *figures(REGIMES)]:
+        wanted = load_figure(name)
+        assert set(wanted.tuning.own) <= {*ALGORITHMS, *(curve.label for curve in wanted.curves)}, name
 
 
-def test_fedbuffs_grid_has_its_rates_and_its_staleness() -> None:
+def test_a_curve_with_a_grid_of_its_own_is_tuned_by_itself() -> None:
     own = grid(load_figure("non-iid", ["curves.FedBuff.algorithm.staleness=true"]))
     assert all(one.algorithm.staleness for one in own if one.algorithm.name == "fedbuff"), "what is not tried stays"
-    tried = [one.algorithm for one in grid(load_figure("map")) if one.algorithm.name == "fedbuff"]
-    assert {(one.lr, one.server_lr, one.staleness) for one in tried} == set(
-        product((0.1, 0.2, 0.5), (0.1, 0.3, 1.0), (False, True))
-    )
+    tried = grid(load_figure("fashion-dirichlet", tuning=True))
+    assert len(tried) == 12 * 9
+    mine = [one.algorithm for one in tried if one.label.startswith("FedProx")]
+    assert {(one.lr, one.proximity) for one in mine} == set(product((0.05, 0.12, 0.3), (0.01, 0.1, 1.0)))
+    assert {one.algorithm.server_optimizer for one in tried if one.label.startswith("FADAS")} == {"amsgrad"}
+
+
+@pytest.mark.parametrize(
+    ("value", "values", "beside"),
+    [
+        (0.1, [0.03, 0.1, 0.3], [0.055, 0.17]),
+        (0.3, [0.03, 0.1, 0.3], [0.17, 0.9]),
+        (0.03, [0.03, 0.1, 0.3], [0.009, 0.055]),
+        (10, [5, 10, 20], [7, 14]),
+        (0.0, [0.0, 0.5, 1.0], [-0.5, 0.25]),
+        (True, [False, True], []),
+    ],
+)
+def test_the_neighbours_of_the_best_are_halfway_to_the_next_or_beyond_the_edge(
+    value: Any, values: list[Any], beside: list[Any]
+) -> None:
+    assert sorted(_beside(value, values)) == pytest.approx(beside)
 
 
 @pytest.mark.parametrize(
@@ -329,7 +349,7 @@ def test_tuning_keeps_the_whole_grid_and_marks_the_best(tmp_path: Path) -> None:
     for name in names:
         mine = [line for line in lines if line["curve"].startswith(f"{name} lr")]
         assert len(mine) == 4
-        assert len({(line["lr"], line["server_lr"]) for line in mine}) == 4
+        assert len({line["point"] for line in mine}) == 4
         alike = len({(line["time_to_target"], line["final"]) for line in mine}) == 1
         assert sum(line["chosen"] == "yes" for line in mine) == (0 if alike else 1)
     settings = (tmp_path / "quick" / "non-iid" / "curves" / "fedavg-lr-0.03" / "settings.toml").read_text()

@@ -36,6 +36,7 @@ def test_moves_like_torchs_own(
     for _ in range(20):
         gradient = torch.randn(*rows, 5, generator=generator)
         displacement, state = ours.update(gradient, state)
+        displacement = ours.rate * displacement
         x = x - displacement
         parameter.grad = gradient
         reference.step()

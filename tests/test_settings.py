@@ -23,7 +23,7 @@ from quafl.settings.reading import builtin, load
         ("algorithm.server_averaging=2", "algorithm.server_averaging = 2: must be less than or equal to 1"),
         (
             "algorithm.name=sgd",
-            "algorithm.name = 'sgd': must be one of 'quafl', 'calibrated', 'fedavg', 'fedbuff', 'fednova', 'scaffold', 'fedasync', 'ca2fl'",
+            "algorithm.name = 'sgd': must be one of 'quafl', 'calibrated', 'fedavg'",
         ),
         ("algorithm={name='scaffold',server_lr=0}", "algorithm.server_lr = 0: must be greater than 0"),
         ("algorithm={name='scaffold',optimizer='adam'}", "algorithm.optimizer = 'adam': must be 'sgd'"),

@@ -16,9 +16,9 @@ from quafl.cli.terminal import REPORT, Changes, Device, Jobs, complain, console,
 from quafl.record.summary import RecordError, RunError, read_curve
 from quafl.run import figures as judging
 from quafl.run.folders import RunFolder, accumulate, share
-from quafl.run.tuning import choose, grid
+from quafl.run.tuning import around, choose, grid
 from quafl.settings.curve import Settings
-from quafl.settings.figures import Reproduction, figures, load_figure, local_steps
+from quafl.settings.figures import REGIMES, Reproduction, figures, load_figure, local_steps
 from quafl.tasks import DataError
 
 app = typer.Typer()
@@ -27,7 +27,10 @@ GO_ON = "the same command goes on where it was"
 
 @app.command()
 def reproduce(
-    name: Annotated[str | None, typer.Argument(metavar="ID|all", help="A figure's label in the paper.")] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="ID…|all|regimes", help="Labels of the paper's figures, or names of regimes."),
+    ] = None,
     show: Annotated[
         bool, typer.Option("--list", help="Show the figures, what is claimed of them and what they cost.")
     ] = False,
@@ -40,9 +43,10 @@ def reproduce(
     set_: Changes = None,
     jobs: Jobs = None,
 ) -> None:
-    """Reproduce a figure of the paper: its runs, its picture, and whether its claims hold. Given again, it goes on."""
+    """Reproduce figures: their runs, their pictures, and whether their claims hold. Given again, it goes on. The runs
+    of several are worked off together."""
     with one_sentence():
-        if show or name is None:
+        if show or not names:
             _list_figures()
             return
         overrides = [*(set_ or []), *([f"run.device={device}"] if device else [])]
@@ -50,22 +54,38 @@ def reproduce(
         said = ["--seeds", str(seeds)] if seeds else []
         said += [*(["--quick"] if quick else []), *(["--device", device] if device else [])]
         said += [word for one in set_ or [] for word in ("--set", one)]
-        left = []
-        for one in figures() if name == "all" else [name]:
+        if names == ["all"]:
+            _reproduce_each(figures(), overrides, out, jobs, said, quick=quick)
+            return
+        wanted = [
+            load_figure(one, overrides, quick=quick)
+            for name in names
+            for one in (figures(REGIMES) if name == REGIMES else [name])
+        ]
+        if len(wanted) == 1:
+            _reproduce(wanted[0], out, jobs, shlex.join(["quafl", "reproduce", wanted[0].name, *said]))
+        else:
+            _reproduce_together(wanted, out, jobs, said)
+
+
+def _reproduce_each(
+    names: Sequence[str], overrides: Sequence[str], out: Path, jobs: int | None, said: Sequence[str], *, quick: bool
+) -> None:
+    """One after another; what cannot be run is left out, and named in the end."""
+    left = []
+    for one in names:
+        try:
             wanted = load_figure(one, overrides, quick=quick)
-            try:
-                _reproduce(wanted, out, jobs, shlex.join(["quafl", "reproduce", one, *said]))
-            except (DataError, RecordError, RunError) as error:
-                if name != "all":
-                    raise
-                left.append(one)
-                console.print(f"{one}: not run: {error}", style="yellow", markup=False, soft_wrap=True)
-        if left:
-            complain(f"not run: {', '.join(left)}", code=1)
+            _reproduce(wanted, out, jobs, shlex.join(["quafl", "reproduce", one, *said]))
+        except (DataError, RecordError, RunError) as error:
+            left.append(one)
+            console.print(f"{one}: not run: {error}", style="yellow", markup=False, soft_wrap=True)
+    if left:
+        complain(f"not run: {', '.join(left)}", code=1)
 
 
 def _list_figures() -> None:
-    for name in figures():
+    for name in [*figures(), *figures(REGIMES)]:
         wanted = load_figure(name)
         of = wanted.figure.of
         curves = [curve for cell in wanted.cells for curve in cell.curves] or wanted.curves
@@ -73,35 +93,59 @@ def _list_figures() -> None:
         cost = f"the runs of {of}" if of else f"{thousands:,.0f} thousand local steps a seed"
         console.print(f"[bold]{escape(name)}[/]: {escape(wanted.figure.setting)} ({cost})", highlight=False)
         claims = "; ".join(claim.text for claim in wanted.figure.claims)
-        console.print(
-            Padding(escape(claims or "who is first where"), (0, 0, 0, 4), expand=False), style="dim", highlight=False
-        )
+        said = claims or ("who is first where" if wanted.cells else "all algorithms, docs/results/regimes.md")
+        console.print(Padding(escape(said), (0, 0, 0, 4), expand=False), style="dim", highlight=False)
 
 
 def _reproduce(wanted: Reproduction, out: Path, jobs: int | None, command: str) -> None:
     """One figure; those that share their runs share a folder of them."""
-    place = out / ("quick" if wanted.smaller else "") / wanted.name
+    place = _announced(wanted, out)
     runs = place.with_name(wanted.figure.of or wanted.name) / "curves"
-    console.print(f"{wanted.name}: {wanted.figure.setting}", style="bold", markup=False)
-    if wanted.smaller:
-        console.print(f"quick: {wanted.smaller}. Its verdict says nothing about the paper.", markup=False)
     if wanted.cells:
         _map(wanted, place, jobs, command)
         return
     folders = _begun(wanted.curves, runs, place.parent)
     troubles = work_off(folders, GO_ON, jobs=jobs)
-    place.mkdir(parents=True, exist_ok=True)
-    result = judging.conclude(wanted, place, folders, command)
-    for claim in result["claims"]:
-        _tell(claim)
-    for question in result["questions"]:
-        _tell(question, " (not the paper's claim)")
+    _judge(wanted, place, folders, command)
     conclude([read_curve(folder.path) for folder in folders], place / REPORT)
     console.print(
         f"The figure: {place / 'figure.png'}; the verdict: {place / 'verdict.json'}", highlight=False, soft_wrap=True
     )
     for trouble in troubles:
         console.print(trouble, style="yellow", markup=False)
+
+
+def _reproduce_together(wanted: Sequence[Reproduction], out: Path, jobs: int | None, said: Sequence[str]) -> None:
+    """Several figures, whose runs are worked off together."""
+    places = [_announced(figure, out) for figure in wanted]
+    unfit = [figure.name for figure in wanted if figure.cells or figure.figure.of]
+    if unfit:
+        raise RunError(f"{', '.join(unfit)}: a map, or shows the runs of another figure; run it by itself")
+    begun = [
+        _begun(figure.curves, place / "curves", place.parent) for figure, place in zip(wanted, places, strict=True)
+    ]
+    for trouble in work_off([folder for folders in begun for folder in folders], GO_ON, jobs=jobs):
+        console.print(trouble, style="yellow", markup=False)
+    for figure, place, folders in zip(wanted, places, begun, strict=True):
+        _judge(figure, place, folders, shlex.join(["quafl", "reproduce", figure.name, *said]))
+    console.print(f"The figures: {out}", highlight=False, soft_wrap=True)
+
+
+def _announced(wanted: Reproduction, out: Path) -> Path:
+    """What comes, and where its results go."""
+    console.print(f"{wanted.name}: {wanted.figure.setting}", style="bold", markup=False)
+    if wanted.smaller:
+        console.print(f"quick: {wanted.smaller}. Its verdict says nothing about the paper.", markup=False)
+    return out / ("quick" if wanted.smaller else "") / wanted.name
+
+
+def _judge(wanted: Reproduction, place: Path, folders: Sequence[RunFolder], command: str) -> None:
+    place.mkdir(parents=True, exist_ok=True)
+    result = judging.conclude(wanted, place, folders, command)
+    for claim in result["claims"]:
+        _tell(claim)
+    for question in result["questions"]:
+        _tell(question, " (not the paper's claim)")
 
 
 def _begun(curves: Sequence[Settings], place: Path, among: Path) -> list[RunFolder]:
@@ -157,11 +201,16 @@ def tune(
         wanted = load_figure(name, changes, quick=quick, tuning=True)
         place = out / ("quick" if quick else "") / name
         folders = accumulate(grid(wanted), place / "curves")
-        for trouble in work_off(folders, GO_ON, jobs=jobs):
+        troubles = work_off(folders, GO_ON, jobs=jobs)
+        if wanted.tuning.around:
+            more = accumulate(around(wanted, folders), place / "curves")
+            troubles += work_off(more, GO_ON, jobs=jobs)
+            folders += more
+        for trouble in troubles:
             console.print(trouble, style="yellow", markup=False)
-        lines = choose(folders, place)
+        lines = choose(wanted, folders, place)
         table = Table(title="Chosen on the validation split", box=box.SIMPLE_HEAD, pad_edge=False)
-        shown = "curve", "time_to_target", "final", "chosen"
+        shown = "curve", "time_to_target", "mean", "final", "chosen"
         for heading in shown:
             table.add_column(heading.replace("_", " "), no_wrap=True)
         for line in lines:

@@ -5,7 +5,7 @@ from time import monotonic
 
 from rich import box
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from quafl.cli.terminal import complain, console
@@ -17,6 +17,8 @@ from quafl.record.summary import Curve, RecordError, ranked, sent, verdict
 from quafl.run.folders import RunFolder
 from quafl.run.jobs import Job, News
 from quafl.run.pool import Interrupted, run
+
+MOST_BARS = 24
 
 
 def work_off(
@@ -50,43 +52,52 @@ def _progress() -> Progress:
 
 
 class _Bars:
-    """A progress bar a curve: how far its seeds are, and what they have reached."""
+    """A progress bar a curve, or one for all of very many: how far its seeds are, and what they have reached."""
 
     def __init__(self, progress: Progress, folders: list[RunFolder]) -> None:
         self._progress = progress
         self._began = monotonic()
-        self._latest: dict[tuple[str, int], Row] = {}
-        self._first: dict[tuple[str, int], Row] = {}
-        self._bars = {}
-        self._alone = {folder.settings.label for folder in folders if folder.settings.clients.count == 1}
+        self._latest: dict[tuple[Path, int], Row] = {}
+        self._first: dict[tuple[Path, int], Row] = {}
+        self._alone = {folder.path for folder in folders if folder.settings.clients.count == 1}
+        self._bars: dict[Path, TaskID] = {}
+        if len(folders) > MOST_BARS:
+            total = sum(folder.settings.run.until * len(folder.settings.run.seeds) for folder in folders)
+            bar = progress.add_task(f"{len(folders)} curves", total=total, news="")
+            self._bars = dict.fromkeys((folder.path for folder in folders), bar)
         for folder in folders:
-            label, plan = folder.settings.label, folder.settings.run
-            self._bars[label] = progress.add_task(escape(label), total=plan.until * len(plan.seeds), news="")
-            progress.update(self._bars[label], completed=plan.until * len(folder.rows))
+            plan = folder.settings.run
+            if folder.path not in self._bars:
+                bar = progress.add_task(escape(folder.settings.label), total=plan.until * len(plan.seeds), news="")
+                self._bars[folder.path] = bar
+            progress.update(self._bars[folder.path], advance=plan.until * len(folder.rows))
 
     def __call__(self, job: Job, word: News) -> None:
-        label = job.settings.label
+        place = job.checkpoint.parent
         if isinstance(word, str):
-            self._progress.console.print(f"{label}, seed {job.seed}: {word}", style="yellow", markup=False)
+            said = f"{job.settings.label}, seed {job.seed}: {word}"
+            self._progress.console.print(said, style="yellow", markup=False)
             return
-        key = label, job.seed
+        key = place, job.seed
         before = self._latest.get(key, {"time": 0.0})["time"]
         self._first.setdefault(key, word)
         self._latest[key] = word
-        self._progress.update(self._bars[label], advance=word["time"] - before, news=self._news(label, word))
+        self._progress.update(self._bars[place], advance=word["time"] - before, news=self._news(place, word))
 
     def finish(self) -> None:
         """The last evaluation may be a little before the end."""
         for bar in self._bars.values():
             self._progress.update(bar, completed=self._progress.tasks[bar].total)
 
-    def _news(self, label: str, row: Row) -> str:
-        """Of the seed that was heard last; steps and megabytes of all of the curve's."""
-        mine = [(self._first[key], row) for key, row in self._latest.items() if key[0] == label]
-        rate = sum(row["local_steps"] - first["local_steps"] for first, row in mine) / (monotonic() - self._began)
+    def _news(self, place: Path, row: Row) -> str:
+        """Of the seed that was heard last; steps and megabytes of all that the bar stands for."""
+        mine = [
+            (self._first[key], last) for key, last in self._latest.items() if self._bars[key[0]] == self._bars[place]
+        ]
+        rate = sum(last["local_steps"] - first["local_steps"] for first, last in mine) / (monotonic() - self._began)
         score = f"accuracy {row['accuracy']:.3f}" if "accuracy" in row else f"loss {row['loss']:.3g}"
         news = f"round {row['round']:,.0f}, time {row['time']:,.0f}, {score}, {rate:,.0f} steps/s"
-        return news if label in self._alone else f"{news}, {sum(sent(row) for _, row in mine):,.0f} MB"
+        return news if place in self._alone else f"{news}, {sum(sent(last) for _, last in mine):,.0f} MB"
 
 
 def conclude(curves: list[Curve], page: Path) -> None:

@@ -40,6 +40,8 @@ def local_step(
     if direction is not None:
         gradient = direction(client, gradient)
     displacement, optimizer_state = optimizer.update(gradient, client.optimizer)
+    if optimizer.rate != 1:
+        displacement = optimizer.rate * displacement
     if optimizer.factor is not None:
         displacement = optimizer.factor(client.round).unsqueeze(-1).to(displacement.device) * displacement
     return replace(

@@ -22,9 +22,9 @@ def sgd(lr: float, schedule: Schedule | None = None) -> Optimizer:
         return ()
 
     def update(gradient: Model, state: OptimizerState) -> tuple[Model, OptimizerState]:
-        return lr * gradient, state
+        return gradient, state
 
-    return Optimizer(init, update, schedule)
+    return Optimizer(init, update, schedule, rate=lr)
 
 
 def momentum(
@@ -40,9 +40,9 @@ def momentum(
     def update(gradient: Model, state: OptimizerState) -> tuple[Model, OptimizerState]:
         velocity = torch.add(gradient, state[0], alpha=beta)
         direction = torch.add(gradient, velocity, alpha=beta) if nesterov else velocity
-        return lr * direction, (velocity,)
+        return direction, (velocity,)
 
-    return Optimizer(init, update, schedule, fresh)
+    return Optimizer(init, update, schedule, fresh, rate=lr)
 
 
 def adam(

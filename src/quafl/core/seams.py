@@ -87,12 +87,14 @@ class Task(Protocol):
 
 
 class Optimizer(NamedTuple):
-    """A local optimizer as two pure functions; its state stays with the client."""
+    """A local optimizer as two pure functions; its state stays with the client. A rate beside them instead of in them
+    need not be compiled."""
 
     init: Callable[[Model], OptimizerState]
-    update: Callable[[Model, OptimizerState], tuple[Model, OptimizerState]]  # gradient -> displacement
+    update: Callable[[Model, OptimizerState], tuple[Model, OptimizerState]]  # gradient -> displacement, at rate 1
     factor: Callable[[Counts], Tensor] | None = None  # of the displacement, by the server's round: a schedule
     fresh: bool = False  # begin anew after each contact
+    rate: float = 1.0
 
 
 Applied: TypeAlias = Callable[[Any, Any], Any]  # client, up as it was decoded -> client

@@ -82,6 +82,12 @@ def ends(curve: Curve, metric: str) -> dict[int, float]:
     return _measured(curve, "end", "time", metric, _common_end([curve], "time"))
 
 
+def areas(curves: Sequence[Curve], metric: str) -> list[dict[int, float]]:
+    """Of each curve, by seed: the mean over the time that all of them have lasted."""
+    end = _common_end(curves, "time")
+    return [_measured(curve, "area", "time", metric, end) for curve in curves]
+
+
 def _together(rule: str, findings: list[Finding]) -> Verdict:
     return Verdict(overall([finding.verdict for finding in findings]), rule, findings)
 

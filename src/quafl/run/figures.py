@@ -116,12 +116,12 @@ def conclude_map(wanted: Reproduction, out: Path, cells: Sequence[list[RunFolder
 
 
 def fingerprint(curves: Sequence[Settings]) -> str:
-    """By which one sees whether a figure is still what was run: of its curves' settings, defaults too, and not of what
-    is claimed."""
+    """By which one sees whether a figure is still what was run: of its curves' settings that are not the defaults, so
+    that a new setting changes nothing, and not of what is claimed."""
     parts = []
     for curve in curves:
-        plain = curve.model_dump(mode="json")
-        plain["run"] = {key: value for key, value in plain["run"].items() if key not in NOT_THE_FIGURE}
+        plain = curve.model_dump(mode="json", exclude_defaults=True)
+        plain["run"] = {key: value for key, value in plain.get("run", {}).items() if key not in NOT_THE_FIGURE}
         parts.append(json.dumps(plain, sort_keys=True))
     return blake2b("\n".join(parts).encode(), digest_size=6).hexdigest()
 

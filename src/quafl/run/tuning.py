@@ -1,14 +1,19 @@
 """Learning rates by the same rule for everybody: grids of one size, judged on a part of the training set."""
 
 import csv
+import json
 from collections.abc import Sequence
+from contextlib import suppress
+from itertools import product
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from quafl.record.files import write_atomically
 from quafl.record.summary import Curve, RecordError, final, ranked, read_curve, time_to_target
+from quafl.record.verdicts import areas
 from quafl.run.folders import RunFolder
-from quafl.settings.algorithms import Algorithms
+from quafl.settings.base import SettingsError
 from quafl.settings.curve import Settings
 from quafl.settings.figures import Reproduction
 from quafl.settings.reading import checked
@@ -18,61 +23,120 @@ GRID = "grid.csv"
 
 
 def grid(wanted: Reproduction) -> list[Settings]:
-    """For each algorithm of a figure, its first curve with every learning rate, on seeds of their own."""
-    found: dict[str, Settings] = {}
-    for curve in wanted.curves:
-        found.setdefault(_kind(curve), curve)
-    return [variant for curve in found.values() for variant in _variants(curve, wanted)]
-
-
-def _kind(curve: Settings) -> str:
-    """What has a learning rate of its own."""
-    weighted = getattr(curve.algorithm, "weighted", False)
-    return f"{curve.algorithm.name} {weighted} {curve.clients.count == 1}"
-
-
-def _variants(curve: Settings, wanted: Reproduction) -> list[Settings]:
-    tuning, task = wanted.tuning, curve.task
-    if not isinstance(task, ClassTask):
-        raise RecordError(f"{wanted.name} cannot be tuned: {task.name} has no part of the training set to judge by")
-    run = curve.run.model_copy(update={"seeds": tuning.seeds})
-    base = {"task": task.model_copy(update={"judge": "validation"}), "run": run}
+    """For each kind of curve of a figure, its first one with every point of its grid, on seeds of their own."""
+    tuning = wanted.tuning
     return [
-        curve.model_copy(
-            update={
-                **base,
-                "label": f"{curve.label} {' '.join(f'{name} {value:g}' for name, value in rate.items())}",
-                "algorithm": _with(curve, rate, wanted),
-            }
-        )
-        for rate in tuning.tried(curve.algorithm.name)
+        _variant(curve, dict(zip(own, values, strict=True)), wanted)
+        for curve in _firsts(wanted).values()
+        for own in [tuning.grid(curve.label, curve.algorithm.name)]
+        for values in product(*own.values())
     ]
 
 
-def _with(curve: Settings, rate: dict[str, Any], wanted: Reproduction) -> Algorithms:
-    algorithm = curve.algorithm
-    return checked(type(algorithm), {**algorithm.model_dump(), **rate}, f" (in [tuning] of {wanted.name})")
+def around(wanted: Reproduction, folders: Sequence[RunFolder]) -> list[Settings]:
+    """The neighbours of each kind's best point, as many for each: a step down and a step up in each setting that is a
+    number. Where the grid has that value, half a step, so that the best of all is not at an edge unless it is at the
+    edge of what is possible."""
+    found: list[Settings] = []
+    for kind, curve in _firsts(wanted).items():
+        own = wanted.tuning.grid(curve.label, curve.algorithm.name)
+        mine = [folder for folder in folders if _kind(folder.settings, wanted) == kind]
+        best = _best(mine, wanted)
+        point = {name: getattr(best.algorithm, name) for name in own}
+        tried = [{name: getattr(folder.settings.algorithm, name) for name in own} for folder in mine]
+        for name, values in own.items():
+            for beside in _beside(point[name], values):
+                new = {**point, name: beside}
+                with suppress(SettingsError):  # there is nothing beyond
+                    if new not in tried:
+                        found.append(_variant(curve, new, wanted))
+    return found
 
 
-def choose(folders: Sequence[RunFolder], out: Path) -> list[dict[str, str]]:
-    """The whole grid as a table, also written, in which each algorithm's best is marked: the soonest at the target with
-    every seed, and of equally soon ones, or if there is none, the one that ends best; none if all are alike."""
+def _beside(value: Any, values: Sequence[Any]) -> list[Any]:
+    """What is tried on both sides of a value of a grid: halfway to the next one, or beyond the last."""
+    if isinstance(value, bool | str) or len(values) < 2:
+        return []
+    ordered = sorted(values)
+    place = ordered.index(value)
+    result: list[float] = []
+    for other, opposite in (place - 1, place + 1), (place + 1, place - 1):
+        if 0 <= other < len(ordered):
+            result.append((value * ordered[other]) ** 0.5 if min(ordered) > 0 else (value + ordered[other]) / 2)
+        elif min(ordered) > 0:
+            result.append(value * value / ordered[opposite])
+        else:
+            result.append(2 * value - ordered[opposite])
+    whole = all(isinstance(one, int) for one in values)
+    return [round(one) if whole else float(f"{one:.2g}") for one in result]
+
+
+def _firsts(wanted: Reproduction) -> dict[str, Settings]:
+    """The first curve of each kind."""
+    found: dict[str, Settings] = {}
+    for curve in wanted.curves:
+        found.setdefault(_kind(curve, wanted), curve)
+    return found
+
+
+def _kind(curve: Settings, wanted: Reproduction) -> str:
+    """What has rates of its own: an algorithm, and a curve with a grid of its own."""
+    weighted = getattr(curve.algorithm, "weighted", False)
+    return f"{wanted.tuning.name(curve.label) or curve.algorithm.name} {weighted} {curve.clients.count == 1}"
+
+
+def _variant(curve: Settings, point: dict[str, Any], wanted: Reproduction) -> Settings:
+    task = curve.task
+    if not isinstance(task, ClassTask):
+        raise RecordError(f"{wanted.name} cannot be tuned: {task.name} has no part of the training set to judge by")
+    said = " ".join(f"{name} {value:g}" if not isinstance(value, str) else value for name, value in point.items())
+    settings = {**curve.algorithm.model_dump(), **point}
+    update = {
+        "task": task.model_copy(update={"judge": "validation"}),
+        "run": curve.run.model_copy(update={"seeds": wanted.tuning.seeds}),
+        "label": f"{curve.label} {said}",
+        "algorithm": checked(type(curve.algorithm), settings, f" (in [tuning] of {wanted.name})"),
+    }
+    return curve.model_copy(update=update)
+
+
+def _best(folders: Sequence[RunFolder], wanted: Reproduction) -> Settings:
+    curves = {folder.settings.label: read_curve(folder.path) for folder in folders}
+    best = _ranked(list(curves.values()), wanted)[0].label
+    return next(folder.settings for folder in folders if folder.settings.label == best)
+
+
+def _ranked(curves: Sequence[Curve], wanted: Reproduction) -> list[Curve]:
+    """The best first: the soonest at the target with every seed, and of equally soon ones, or if there is none, the one
+    that ends best; or the one with the highest mean over time."""
+    if wanted.tuning.measure == "to target":
+        return ranked(curves)
+    return sorted(curves, key=lambda curve: -_area(curve))
+
+
+def _area(curve: Curve) -> float:
+    means = areas([curve], curve.metric)[0].values()
+    return fmean(means) * (-1 if curve.lower_is_better else 1)
+
+
+def choose(wanted: Reproduction, folders: Sequence[RunFolder], out: Path) -> list[dict[str, str]]:
+    """All that was tried as a table, also written, in which the best of each kind is marked; none if all are alike."""
     kinds: dict[str, list[tuple[Settings, Curve]]] = {}
     for folder in folders:
-        kinds.setdefault(_kind(folder.settings), []).append((folder.settings, read_curve(folder.path)))
+        kinds.setdefault(_kind(folder.settings, wanted), []).append((folder.settings, read_curve(folder.path)))
     table = []
     for tried in kinds.values():
-        best = ranked([curve for _, curve in tried])[0].label
+        best = _ranked([curve for _, curve in tried], wanted)[0].label
         alike = len(tried) > 1 and len({(time_to_target(one), final(one, one.metric)) for _, one in tried}) == 1
         for settings, curve in tried:
             algorithm = settings.algorithm
+            own = wanted.tuning.grid(settings.label, algorithm.name)
             table.append(
                 {
                     "curve": settings.label,
-                    "lr": f"{algorithm.lr:g}",
-                    "server_lr": f"{getattr(algorithm, 'server_lr', 1.0):g}",
-                    "staleness": f"{getattr(algorithm, 'staleness', False):g}",
+                    "point": json.dumps({name: getattr(algorithm, name) for name in own}),
                     "time_to_target": time_to_target(curve).show("{:.0f}"),
+                    "mean": f"{_area(curve):.4f}",
                     "final": final(curve, curve.metric).show("{:.4f}"),
                     "seeds": " ".join(map(str, curve.seeds)),
                     "chosen": "yes" if curve.label == best and not alike else "",

@@ -1,8 +1,8 @@
 """[codec]: how models are packed."""
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from quafl.codec import QSGD, Identity, Lattice
 from quafl.codec.seams import Codec, Codecs
@@ -60,11 +60,26 @@ OneWay: TypeAlias = Annotated[LatticeSettings | IdentitySettings | QSGDSettings,
 
 
 class EachWaySettings(Section):
-    """One codec from the clients to the server, another from the server to the clients."""
+    """One codec from the clients to the server, another from the server to the clients; a lattice where nothing else is
+    said, with the `bits` that are given for both."""
 
     name: Literal["each way"]
-    up: OneWay = LatticeSettings()
-    down: OneWay = LatticeSettings()
+    bits: int = 4
+    up: OneWay
+    down: OneWay
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete(cls, raw: Any) -> Any:
+        if not isinstance(raw, dict):
+            return raw
+        bits = {"bits": raw["bits"]} if "bits" in raw else {}
+        ways = {way: raw.get(way, {}) for way in ("up", "down")}
+        return raw | {
+            way: ({} if one.get("name") == "identity" else bits) | {"name": "lattice", **one}
+            for way, one in ways.items()
+            if isinstance(one, dict)
+        }
 
     def build(self) -> Codecs:
         """The codecs."""

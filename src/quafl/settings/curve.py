@@ -67,6 +67,7 @@ class Settings(Section):
             lower_is_better=self.run.lower_is_better,
             potential=self.run.potential,
             average=self.run.average,
+            stop_at=self.run.target if self.run.stop_at_target else None,
         )
         given = self.algorithm.given(world, self.clients.count, coders_for(algorithm, codec), seed)
         optimizer = self.algorithm.build_optimizer()

@@ -1,22 +1,23 @@
-"""The figures of a paper: what is run for each, and what is claimed of it, said before anything runs."""
+"""Figures: what is run for each, and what is claimed of it, said before anything runs. Those of the paper, and the
+regimes, in which all algorithms are compared."""
 
 import json
 from collections.abc import Sequence
 from copy import deepcopy
 from difflib import get_close_matches
 from itertools import product
+from math import prod
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
 from quafl.codec.coders import coders_for
 from quafl.core.randomness import Generators
-from quafl.settings.algorithms import LABELS
 from quafl.settings.base import NotNegative, Raw, Section, SettingsError
 from quafl.settings.curve import Settings
 from quafl.settings.reading import changes_of, checked, curves_of, merged, preset_names, read_preset
 
-PAPER = "paper"  # the folder of the presets
+PAPER, REGIMES = "paper", "regimes"  # folders of the presets
 Axis: TypeAlias = Literal["time", "rounds", "local steps", "megabytes"]
 
 
@@ -53,8 +54,8 @@ Claim: TypeAlias = Annotated[Order | Level, Field(discriminator="kind")]
 class Figure(Section):
     """A figure: where it is in the paper, what it shows, and what is claimed of it."""
 
-    number: int  # in the order of the paper
-    part: Literal["main", "appendix", "beyond"]
+    number: int  # in the order of its page
+    part: Literal["main", "appendix", "beyond", "regimes"]
     setting: str
     axis: Axis = "time"
     metric: str = "accuracy"
@@ -68,24 +69,30 @@ class Figure(Section):
 
 
 class Tuning(Section):
-    """The learning rates that are tried. An algorithm that has more to choose than that has a grid of its own, by its
-    name: some values of some of its settings, of which all combinations are tried."""
+    """The learning rates that are tried. A curve that has more to choose than that has a grid of its own, by its label
+    or by its algorithm's name: some values of some settings of the algorithm, of which all combinations are tried.
+
+    `around`: then the neighbours of each one's best are tried, too, beyond the grid where the best is at its edge.
+    """
 
     lr: list[float] = Field(min_length=1)
     own: dict[str, dict[str, Annotated[list[Any], Field(min_length=1)]]] = Field(default={})
     seeds: list[int] = Field(default=[100], min_length=1)
+    around: bool = False
+    measure: Literal["to target", "area"] = "to target"  # what is best
 
-    def tried(self, algorithm: str) -> list[dict[str, Any]]:
-        """Settings of the algorithm of that name."""
-        own = self.own.get(algorithm, {"lr": self.lr})
-        return [dict(zip(own, values, strict=True)) for values in product(*own.values())]
+    def grid(self, label: str, algorithm: str) -> dict[str, list[Any]]:
+        """For a curve whose label begins so, or of that algorithm: values by setting."""
+        return self.own.get(self.name(label), self.own.get(algorithm, {"lr": list(self.lr)}))
+
+    def name(self, label: str) -> str:
+        """By which a curve of that label has a grid of its own; empty if it has none."""
+        return max((name for name in self.own if label.startswith(name)), key=len, default="")
 
     @model_validator(mode="after")
     def _same_size(self) -> Self:
         for name, own in self.own.items():
-            combinations = len(self.tried(name))
-            if name not in LABELS:
-                raise ValueError(f"tuning has a grid for {name}; known are {', '.join(LABELS)}")
+            combinations = prod(map(len, own.values()))
             if combinations != len(self.lr):
                 raise ValueError(
                     f"tuning tries {len(self.lr)} learning rates, and {combinations} combinations of "
@@ -112,16 +119,17 @@ class Reproduction(NamedTuple):
     smaller: str | None  # what a quick run is made smaller by
 
 
-def figures() -> list[str]:
-    """The names of all figures, in the order of the paper."""
-    return sorted(preset_names(PAPER), key=lambda name: int(_read(name)["figure"]["number"]))
+def figures(folder: str = PAPER) -> list[str]:
+    """The names of all figures of a folder, in their order."""
+    return sorted(preset_names(folder), key=lambda name: int(_read(name)["figure"]["number"]))
 
 
 def load_figure(name: str, overrides: Sequence[str] = (), *, quick: bool = False, tuning: bool = False) -> Reproduction:
     """A figure by its label in the paper; `quick` makes it small enough to be tried out. For `tuning` a map has no
     cells: rates are found in one place."""
-    if name not in preset_names(PAPER):
-        close = get_close_matches(name, preset_names(PAPER), n=1)
+    known_names = [one for folder in (PAPER, REGIMES) for one in preset_names(folder)]
+    if name not in known_names:
+        close = get_close_matches(name, known_names, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
         raise SettingsError(f"there is no figure {name!r}; {hint}`quafl reproduce --list` shows them all")
     raw = _read(name)
@@ -167,7 +175,8 @@ def local_steps(curve: Settings) -> float:
 
 def _read(name: str) -> Raw:
     """A figure's file, laid over the one that it extends and, if it shows the runs of another figure, over that."""
-    raw = _extended(read_preset(PAPER, name))
+    folder = REGIMES if name in preset_names(REGIMES) else PAPER
+    raw = _extended(read_preset(folder, name), folder)
     other = raw["figure"].get("of")
     if other is None:
         return raw
@@ -176,7 +185,7 @@ def _read(name: str) -> Raw:
     return merged(below, raw)
 
 
-def _extended(raw: Raw) -> Raw:
+def _extended(raw: Raw, folder: str) -> Raw:
     """Over what it extends, and what that extends."""
     name = raw.pop("extends", None)
-    return raw if name is None else merged(_extended(read_preset(f"{PAPER}/common", name)), raw)
+    return raw if name is None else merged(_extended(read_preset(f"{folder}/common", name), folder), raw)

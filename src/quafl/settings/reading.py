@@ -168,7 +168,7 @@ def _without_variants(place: list[str]) -> list[str]:
         for number, part in enumerate(place)
         if number == 0
         or number == len(place) - 1
-        or place[number - 1] not in ("task", "algorithm", "codec", "schedule")
+        or place[number - 1] not in ("task", "algorithm", "codec", "up", "down", "schedule")
     ]
 
 

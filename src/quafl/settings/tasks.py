@@ -56,6 +56,7 @@ class ClassTask(LearningTask):
     slow_classes: list[int] = Field(default=[0, 1, 2], min_length=1)  # that the slow clients hold
     alpha: Positive = 0.3  # dirichlet: the smaller, the fewer classes a client has
     judge: Literal["test", "validation"] = "test"  # validation: learn from less, to choose settings by the rest
+    norm: models.Norm = "batch"  # of networks that have convolutions
     most_clients: ClassVar[int]
     load: ClassVar[Callable[[], Splits]]
     augment: ClassVar[Augment | None] = None
@@ -121,7 +122,6 @@ class FashionTask(ClassTask):
     """Fashion-MNIST and a convolutional network."""
 
     name: Literal["fashion-mnist"]
-    norm: models.Norm = "batch"
     batch: int = Field(default=100, ge=1)
     most_clients: ClassVar[int] = 20_000
     load: ClassVar[Callable[[], Splits]] = staticmethod(fashion_mnist)
@@ -135,7 +135,6 @@ class CIFARTask(ClassTask):
     """CIFAR-10, pictures moved and mirrored, and ResNet20."""
 
     name: Literal["cifar-10"]
-    norm: models.Norm = "batch"
     batch: int = Field(default=64, ge=1)
     most_clients: ClassVar[int] = 15_000
     load: ClassVar[Callable[[], Splits]] = staticmethod(cifar10)

@@ -82,6 +82,7 @@ class Run(Section):
     metric: str = "accuracy"  # for "time to"; the loss where a task does not have it
     target: float = Field(default=0.9, allow_inf_nan=False)
     lower_is_better: bool = False  # of the metric; of the loss it always is
+    stop_at_target: bool = False  # a seed ends with its first evaluation at the target
     per_client: bool = False  # the metric on each client's own data: mean, worst, 10th percentile
     per_class: bool = False  # the metric on each class
     potential: bool = False  # record Φ_t

@@ -39,6 +39,7 @@ class Plan:
     lower_is_better: bool = False  # of the metric; of the loss it always is
     potential: bool = False  # record Φ_t
     average: float = 0.0  # time constant of the average of models that is evaluated; 0: the model itself is
+    stop_at: float | None = None  # of the metric: the first evaluation as good as that is the last
 
     def __post_init__(self) -> None:
         if not 0 < self.until < inf or not self.every > 0:
@@ -130,7 +131,7 @@ class Simulation:
         there is a row."""
         if not self.rows:
             yield self._evaluate()
-        while True:
+        while not self._is_good_enough():
             before = self._clock.now()
             state = self._fleet.run(self._algorithm.round(self.server, self._rng))
             self._still = self._still + 1 if self._clock.now() == before else 0
@@ -146,6 +147,12 @@ class Simulation:
             yield self._evaluate() if self._clock.now() >= self._evaluations.due else None
         if not self._evaluated:
             yield self._evaluate()
+
+    def _is_good_enough(self) -> bool:
+        goal, last = self._plan.stop_at, self.rows[-1]
+        if goal is None or self._plan.metric not in last:
+            return False
+        return last[self._plan.metric] <= goal if self._plan.lower_is_better else last[self._plan.metric] >= goal
 
     def state(self) -> dict[str, Any]:
         """For `restore`: dictionaries, lists, tensors and numbers."""

@@ -161,7 +161,8 @@ class Supervised:
     @torch.no_grad()
     def evaluate(self, model: Model, buffers: Buffers) -> Score:
         """Loss and metrics on the test data, loss on the training sample, and what else was asked for."""
-        with arithmetic("float32" if self.precision == "float32" else "tf32", self._device):
+        exactly: Precision = "float32" if self.precision == "float32" else "tf32"
+        with arithmetic(exactly, self._device), mixed(self.precision, self._device):
             return self._score(self.flat.at(model, buffers))
 
     def _score(self, module: nn.Module) -> Score:

@@ -21,7 +21,7 @@ from quafl.sim.executors.tracing import compiled, preserved, trace
 
 Launch: TypeAlias = Callable[[], object]
 WARM = 2  # runs outside of a graph first: libraries allocate and choose on their first
-GRAPHS = 8  # at most, for different numbers of groups
+GRAPHS = 4  # at most, for different numbers of groups
 
 
 def in_groups(size: int, gradient: Gradient, optimizer: Optimizer, direction: Direction | None, lanes: Lane) -> Advance:

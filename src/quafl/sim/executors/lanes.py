@@ -157,7 +157,9 @@ class Lanes:
         work = torch.stack((ids[whose], clients.steps[whose] + torch.tensor(plan.steps))).to(here)
         moves = torch.tensor([*chain(*plan.come), *chain(*plan.go)]).to(here).T
         pairs = moves.split([len(some) for some in (*plan.come, *plan.go)], dim=-1)
-        factor = torch.ones(len(ids)) if self._optimizer.factor is None else self._optimizer.factor(clients.round)
+        factor = torch.full((len(ids),), self._optimizer.rate)
+        if self._optimizer.factor is not None:
+            factor = factor * self._optimizer.factor(clients.round)
         factor = factor.to(here)
         seats, own = flatten(self._lanes.state), self._lanes.own
         vectors = vectors_of(clients)

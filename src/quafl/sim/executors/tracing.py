@@ -2,7 +2,7 @@
 
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from quafl.sim.executors.lanes import Lane, State, Unsuitable, flatten
+from quafl.sim.executors.lanes import ALIGNED, Lane, State, Unsuitable, flatten
 
 _log = logging.getLogger(__name__)
 
@@ -54,21 +54,37 @@ def _indexes_by_numbers(node: fx.Node) -> bool:
     return all(index.dtype not in (torch.bool, torch.uint8) for index in indices)
 
 
+_COMPILED: dict[tuple[object, ...], Callable[..., object]] = {}  # in this process, whatever the seed
+
+
 def compiled(graph: fx.GraphModule, lanes: Lane) -> Callable[[Lane], object]:
     """On a GPU, kernels made for this graph; elsewhere, or if that fails, its operations one by one."""
     constants = opened(graph, lanes.factor.device)
     run: Callable[..., object] = graph
     if lanes.factor.device.type == "cuda":
+        key = _key(graph, [*pytree.tree_leaves(lanes), *constants])
         try:
             with preserved(lanes), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about tf32, which we have decided, and the compiler's own parts
-                run = torch.compile(graph, fullgraph=True, dynamic=False)
+                run = _COMPILED.get(key) or torch.compile(graph, fullgraph=True, dynamic=False)
                 run(*pytree.tree_leaves(lanes), *constants)
+            _COMPILED[key] = run
         except Exception as error:  # whatever a compiler may say
             _log.warning("the local step could not be compiled (%s): it runs uncompiled", first_line(error))
             _log.debug("the compiler's error", exc_info=True)
             run = graph
     return lambda lanes: run(*pytree.tree_leaves(lanes), *constants)
+
+
+def _key(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> tuple[object, ...]:
+    """By which one sees that what was compiled for a graph serves another: the same operations, with inputs of the same
+    layout, and the same constants where they are not inputs."""
+    names = [str(node.target) for node in graph.graph.nodes if node.op == "get_attr"]
+    held = [getattr(graph, name) for name in names]
+    values = tuple(repr(one.tolist()) if isinstance(one, Tensor) else repr(one) for one in held)
+    layouts = tuple((one.shape, one.stride(), one.dtype, one.device, one.data_ptr() % ALIGNED) for one in inputs)
+    flags = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    return graph.code, values, layouts, flags
 
 
 def opened(graph: fx.GraphModule, device: torch.device) -> list[Tensor]:
