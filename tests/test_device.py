@@ -24,7 +24,7 @@ from quafl.core import (
 from quafl.core.seams import Algorithm
 from quafl.tasks import digits, partition
 
-# The algorithm, its codec, and whether it takes no other optimizer than SGD, whose rate it must know.
+# The algorithm, its codec, and whether it is for clients with SGD.
 RATE = 0.3
 ALGORITHMS: dict[str, tuple[Algorithm, Codec | Codecs, bool]] = {
     "QuAFL": (QuAFL(sampled=3, local_steps=4), Lattice(bits=6), False),
@@ -34,8 +34,8 @@ ALGORITHMS: dict[str, tuple[Algorithm, Codec | Codecs, bool]] = {
     "FedBuff": (FedBuff(sampled=3, local_steps=4, server_lr=0.5), Codecs(QSGD(bits=8), Lattice(bits=6)), False),
     "FADAS": (FedBuff(sampled=3, local_steps=4, server_lr=0.03, server=Adaptive(largest=True)), Lattice(bits=6), False),
     "CA2FL": (CA2FL(sampled=3, local_steps=4, server_lr=0.5), Lattice(bits=6), False),
-    "Calibrated": (Calibrated(sampled=3, local_steps=4), Lattice(bits=6), False),
-    "Calibrated, defended": (Calibrated(sampled=3, defence=Defence(clip=3.0)), Lattice(bits=6), False),
+    "Calibrated": (Calibrated(sampled=3, local_steps=4), Lattice(bits=6), True),
+    "Calibrated, defended": (Calibrated(sampled=3, defence=Defence(clip=3.0)), Lattice(bits=6), True),
     "FAVANO": (FAVANO(sampled=3, local_steps=4), Lattice(bits=6), False),
     "FedAdam": (FedAvg(sampled=3, local_steps=4, server_lr=0.03, server=Adaptive()), Lattice(bits=6), False),
     "FedNova": (FedNova(sampled=3, local_steps=4), Lattice(bits=6), False),
