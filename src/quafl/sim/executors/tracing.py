@@ -66,7 +66,7 @@ def compiled(graph: fx.GraphModule, lanes: Lane) -> Callable[[Lane], object]:
         try:
             with preserved(lanes), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about tf32, which we have decided, and the compiler's own parts
-                run = _COMPILED.get(key) or torch.compile(graph, fullgraph=True, dynamic=False)
+                run = _COMPILED[key] if key in _COMPILED else torch.compile(graph, fullgraph=True, dynamic=False)
                 run(*pytree.tree_leaves(lanes), *constants)
             _COMPILED[key] = run
         except Exception as error:  # whatever a compiler may say
