@@ -225,10 +225,16 @@ def reopen(out: Path) -> list[RunFolder]:
 
 
 def _check(folders: Sequence[RunFolder]) -> None:
-    """Whether the data are here and fit, before anything is overwritten."""
+    """Whether the data are here and fit, before anything is overwritten; once for all who have the same."""
+    known: set[str] = set()
     for folder in folders:
+        task, clients = folder.settings.task, folder.settings.clients
+        same = f"{task.model_dump_json()} {clients.model_dump_json()}"
+        if same in known:
+            continue
+        known.add(same)
         try:
-            folder.settings.task.check(folder.settings.clients)
+            task.check(clients)
         except ValueError as error:
             raise RunError(f"{folder.settings.label}: {error}") from error
 
