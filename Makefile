@@ -18,7 +18,7 @@ $(INSTALLED): pyproject.toml setup.py constraints.txt $(wildcard src/quafl/codec
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: $(INSTALLED) ## Compare four algorithms on handwritten digits (under a minute)
+demo: $(INSTALLED) ## Compare three algorithms at equal bits on handwritten digits (under a minute)
 	$(BIN)/quafl run demo --out runs/demo --overwrite
 
 federation: $(INSTALLED) ## Train with real processes under mutual TLS: a server and four clients here (a minute)

@@ -46,6 +46,10 @@ READING = """\
   Baseline sends nothing. A *zero-step contact* is one at which a client had not finished a single step since the last;
   *messages refined* needed more bits to be decoded. *Seconds a seed* are those on the wall, beside other runs on the
   same device and with what was compiled first.
+- QuAFL's clients compute during an exchange; those of FedBuff, FedAsync and FedAvg wait for the model. That is the
+  paper's model of time. With `wait = 0` QuAFL's first round meets clients that have not taken a step yet.
+- Where evaluations are a round apart, a model counts until the next one is there; where there were other models between
+  two evaluations, the line between them is straight. `area` is taken of that.
 - Learning rates were tuned once for each kind of task, or taken from the paper; presets say which.
 - On a GPU, a seed gave the same bits twice in one sitting, and, compiled anew on another machine, first other last
   bits and in the end another run. Such runs differ by a fifth to a third of what seeds differ by: with standard

@@ -15,7 +15,7 @@ from quafl.run.folders import prepare
 from quafl.run.pool import run
 from quafl.settings.reading import load
 
-GRID = [0.1, 0.2, 0.5, 1.0, 2.0]
+GRID = [0.05, 0.1, 0.2, 0.5, 1.0, 2.0]
 SEEDS = [100, 101, 102]  # others than the demo's
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 

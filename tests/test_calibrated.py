@@ -73,14 +73,14 @@ def test_a_client_that_has_done_nothing_sends_nothing_and_takes_the_model_over()
 
 
 @pytest.mark.parametrize(
-    ("sampled", "unreachable", "patience"),
-    [(6, 0.0, inf), (2, 0.0, inf), (2, 0.4, inf), (4, 0.0, 2.5)],
-    ids=["all", "some", "some do not hear", "some are too late"],
+    ("sampled", "unreachable", "patience", "clip"),
+    [(6, 0.0, inf, inf), (2, 0.0, inf, inf), (2, 0.4, inf, inf), (4, 0.0, 2.5, inf), (2, 0.0, inf, 1.1)],
+    ids=["all", "some", "some do not hear", "some are too late", "some are longer than is usual"],
 )
 def test_both_ends_remember_the_same_with_two_bits_and_whatever_gets_lost(
-    sampled: int, unreachable: float, patience: float
+    sampled: int, unreachable: float, patience: float, clip: float
 ) -> None:
-    algorithm = Calibrated(sampled=sampled, local_steps=3, patience=patience, wait=0.5)
+    algorithm = Calibrated(sampled=sampled, local_steps=3, patience=patience, wait=0.5, defence=Defence(clip=clip))
     speeds = Constant(steady(torch.tensor([1.0, 1.0, 0.5, 2.0, 1.0, 3.0])))
     w = world(
         many(6, dim=1500), 6, algorithm, codec=Lattice(bits=2), speeds=speeds, latency=2.0, unreachable=unreachable
@@ -163,7 +163,7 @@ def test_a_liar_cannot_have_the_server_remember_more_than_is_usual() -> None:
         return float((state.memory - memories.sum(dim=0)).norm())
 
     assert length_of_liars_share(Defence()) > 20
-    assert length_of_liars_share(Defence(clip=3.0)) < 3
+    assert length_of_liars_share(Defence(clip=3.0)) < 2 * 3 * 1.1  # slack, clip, and what is usual
 
 
 def test_a_sketch_is_linear_and_about_as_long() -> None:

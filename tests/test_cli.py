@@ -411,10 +411,11 @@ def test_curves_whose_folders_would_be_the_same_are_refused(tmp_path: Path) -> N
     ],
 )
 def test_bad_input_ends_with_one_sentence_exit_code_2_and_no_traceback(
-    arguments: list[str], sentence: str, tmp_path: Path
+    arguments: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = call(*arguments, cwd=tmp_path)
-    assert done.returncode == 2
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 2
     assert done.stderr.startswith(sentence)
     assert done.stderr.count("\n") == 1
     assert "Traceback" not in done.stderr

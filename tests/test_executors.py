@@ -145,17 +145,17 @@ VISITS = [[3, 0, 5, 1, 1, 2], [0, 0, 0, 0, 0, 0], [2, 2, 2, 2, 2, 2], [0, 7, 0, 
 
 
 @EACH_ENGINE
-@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS.keys())
-@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
-def test_clients_go_the_same_way_together_as_one_by_one(
-    name: Name, make: Callable[[], nn.Module], optimizer: Callable[[], Optimizer]
-) -> None:
-    task = network(make)
-    ways = choice(task, optimizer(), clients=6, sampled=4)
+@pytest.mark.parametrize(
+    ("model", "optimizer"),
+    [*((model, "sgd") for model in MODELS), *(("all of it", optimizer) for optimizer in list(OPTIMIZERS)[1:])],
+)
+def test_clients_go_the_same_way_together_as_one_by_one(name: Name, model: str, optimizer: str) -> None:
+    task, make = network(MODELS[model]), OPTIMIZERS[optimizer]
+    ways = choice(task, make(), clients=6, sampled=4)
     together = ways.make(name)
     assert together.name.startswith(name)
-    mine = trajectory(together, task, optimizer(), VISITS)
-    theirs = trajectory(ways.make("sequential"), task, optimizer(), VISITS)
+    mine = trajectory(together, task, make(), VISITS)
+    theirs = trajectory(ways.make("sequential"), task, make(), VISITS)
     torch.testing.assert_close(mine.tree(), theirs.tree(), rtol=2e-3, atol=2e-5)
 
 

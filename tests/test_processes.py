@@ -44,6 +44,26 @@ def test_four_clients_train_to_the_target_under_mutual_tls(tmp_path: Path) -> No
         assert f"{known} of the server's {known} recorded models are the same, bit for bit" in again.stdout
 
 
+def test_calibrated_goes_on_after_the_server_and_a_client_are_killed(tmp_path: Path) -> None:
+    algorithm = {"name": "calibrated", "sampled": 2, "lr": 0.5, "wait": 0.02, "patience": 20.0}
+    with Parties(tmp_path, algorithm=algorithm, codec={"bits": 4}) as parties:
+        parties.start_server()
+        for name in CLIENTS:
+            parties.start_client(name)
+        parties.wait_for(lambda: parties.contacts("client-1") > 5)
+        parties.kill("client-1")
+        parties.kill("server")
+        reached = parties.status()["round"]
+        parties.start_server()
+        parties.start_client("client-1")
+        parties.wait_for(lambda: parties.status()["round"] > reached + 20 and parties.accuracy() > 0.9)
+        contacts = parties.contacts("client-1")
+        parties.wait_for(lambda: parties.contacts("client-1") > contacts + 3)
+        assert "going on from round" in parties.log("server")
+        assert parties.terminate("server") == 0
+        assert not [name for name in ("server", *CLIENTS) if "Traceback" in parties.log(name)]
+
+
 @long
 def test_a_client_joins_in_the_middle_and_a_revoked_one_is_shut_out(tmp_path: Path) -> None:
     quafl = [sys.executable, "-m", "quafl.cli", "federation"]

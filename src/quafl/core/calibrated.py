@@ -16,7 +16,7 @@ from torch import Tensor
 
 from quafl.core.client import begin, stopped
 from quafl.core.conversation import Clients, Look, Replies, Round, Sleep
-from quafl.core.defence import NO_DEFENCE, SKETCH, Defence, sketched
+from quafl.core.defence import NO_DEFENCE, SKETCH, SLACK, Defence, sketched
 from quafl.core.descent import PLAIN, Descent
 from quafl.core.messages import Buffers, Message, Model, number, own, vector
 from quafl.core.pieces import lengthened, weighted_sum, zeros
@@ -33,6 +33,7 @@ class Down(Message):
 
     model: Model = vector(near=own("base"))  # X_t; the client alone knows its X^i
     sweeps: Tensor = number(low=0)  # how often everybody has been contacted, in the mean: the memories' clock
+    longest: Tensor = number(low=0)  # that a memory may be
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +110,13 @@ class Calibrated:
         """From X_t to X_{t+1}, and from Σ y_i to what both ends then remember."""
         yield Sleep(self.wait)
         clients: Clients = yield Look()
-        now = torch.tensor(server.sweeps, dtype=torch.float64)
-        down = Down(model=server.model, statistics=server.buffers, sweeps=now)
+        longest = self._longest(server, clients)
+        down = Down(
+            model=server.model,
+            statistics=server.buffers,
+            sweeps=torch.tensor(server.sweeps, dtype=torch.float64),
+            longest=torch.tensor(longest, dtype=torch.float64),
+        )
         replies: Replies = yield from exchange(server, down, clients, self.sampled, self.patience, rng)
         heard = lengthened(server.heard, clients.size, -inf)
         contacted, size = min(self.sampled, len(clients.present)), self._size(heard, clients, server.sweeps)
@@ -118,7 +124,7 @@ class Calibrated:
         age = server.sweeps - heard[replies.senders].clamp(min=0)
         fresh = weighted_sum((1 + age).rsqrt() / contacted, held.up.residual)
         step, descent = self.server.update(fresh + server.memory / size, server.descent)
-        memory, shares = self._remembered(server, replies, clients)
+        memory, shares = self._remembered(server, replies, clients, longest)
         fade = exp(-self.forget * contacted / size)
         return proceed(
             server,
@@ -138,13 +144,18 @@ class Calibrated:
         known = sweeps - heard < (1 / self.forget if self.forget else inf)
         return max(1, int(known.index_fill(0, clients.present, True).sum()))
 
-    def _remembered(self, server: Server, replies: Replies, clients: Clients) -> tuple[Model, Tensor]:
-        """Σ y_i with what has come: y_i + κ_i d_i. What would make a client's share implausibly long is left out."""
+    def _longest(self, server: Server, clients: Clients) -> float:
+        """A memory is as long as is usual among memories, or, before there are any, among residuals."""
+        known = server.shares.norm(dim=-1), server.votes.get("norm of residual")
+        return max(self.defence.longest(lengths, len(clients.present)) for lengths in known)
+
+    def _remembered(self, server: Server, replies: Replies, clients: Clients, longest: float) -> tuple[Model, Tensor]:
+        """Σ y_i with what has come: y_i + κ_i d_i. What makes a share longer than its client was told is left out."""
         share, shares = replies.up.share, server.shares
         if self.defence.bounded:
             shares = torch.cat((shares, shares.new_zeros(clients.size - len(shares), SKETCH)))
             new = shares[replies.senders] + share.unsqueeze(-1) * sketched(replies.up.residual)
-            believed = self.defence.believes(shares, replies.senders, new, len(clients.present))
+            believed = (new.norm(dim=-1) <= SLACK * longest) | (share == 0)
             share = share * believed
             shares = shares.index_copy(0, replies.senders[believed], new[believed])
         return server.memory + weighted_sum(share, replies.up.residual), shares
@@ -162,11 +173,15 @@ class Calibrated:
         return stopped(client)
 
     def answer(self, client: Client, down: Down) -> tuple[Up, Client]:
-        """d_i = δ_i − y_i with κ_i = h_i/(h_i + 5), and X^i = Q(X_t)."""
-        steps = client.taken.float()
+        """d_i = δ_i − y_i with κ_i = h_i/(h_i + 5), or 0 if y_i would get too long; and X^i = Q(X_t)."""
+        memory = self._faded(client, down.sweeps)
+        residual, share = client.progress - memory, client.taken / (client.taken + HALFWAY)
+        if down.longest < inf:
+            new = memory + share.unsqueeze(-1).to(residual.device) * residual
+            share = share.where(new.norm(dim=-1).cpu() <= down.longest, 0.0)
         up = Up(
-            residual=client.progress - self._faded(client, down.sweeps),
-            share=steps / (steps + HALFWAY),
+            residual=residual,
+            share=share,
             sweeps=down.sweeps.expand_as(client.clock),
             statistics=client.buffers,
         )
@@ -174,7 +189,7 @@ class Calibrated:
 
     def applied(self, client: Client, up: Up) -> Client:
         """y_i ← y_i + κ_i Q(d_i): what the server has remembered."""
-        share = up.share.unsqueeze(-1).to(up.residual.device)
+        share = up.share.unsqueeze(-1).to(up.residual)
         return replace(client, memory=self._faded(client, up.sweeps) + share * up.residual, clock=up.sweeps.double())
 
     def lost(self, client: Client, up: Up) -> Client:

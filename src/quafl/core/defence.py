@@ -26,6 +26,7 @@ LIARS = 10  # one in so many voters, and two in any case, may lie about a sign
 ITERATIONS = 16  # of Weiszfeld's
 CHUNK = 2**18  # coordinates
 SKETCH = 256  # numbers that stand for a long vector: its length is known to about 4 %
+SLACK = 2.0  # times as long as was allowed: what a codec of two bits and a sketch may add
 
 
 class Reports(Protocol):
@@ -102,12 +103,12 @@ class Defence:
         statistics = self._robust(held.up.statistics, server.buffers, 1.0)
         return held._replace(up=replace(held.up, statistics=statistics, **robust))
 
-    def believes(self, shares: Tensor, senders: Ids, new: Tensor, there: int) -> Tensor:
-        """Of sketches of what a server remembers of each client: which senders' `new` ones are at most `clip` times as
-        long as is usual, among the new ones and the others' present ones."""
-        lengths = shares.norm(dim=-1).index_copy(0, senders, new.norm(dim=-1))
-        believed: Tensor = lengths[senders] <= self._limit(lengths, 0.0, there)
-        return believed
+    def longest(self, votes: Tensor | None, there: int) -> float:
+        """How long something may be that both ends remember, for the clients to keep to: as with `clip`, of lengths
+        that clients have had. A client that does is believed; what is longer is a lie, and need not be remembered."""
+        if not self.bounded:
+            return inf
+        return 0.0 if votes is None else self._limit(votes, 0.0, there)
 
     def slowest(self, speeds: Tensor) -> float:
         """H_min: of n speeds, the one with int(share·n) below it; if n ≥ 4 and the share is not 0, at least one."""

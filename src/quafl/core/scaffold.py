@@ -13,8 +13,8 @@ from torch import Tensor
 
 from quafl.core.client import begin
 from quafl.core.conversation import Clients, Look, Round
-from quafl.core.defence import NO_DEFENCE, Defence
-from quafl.core.messages import Buffers, Message, Model, heard, own, vector
+from quafl.core.defence import NO_DEFENCE, SLACK, Defence
+from quafl.core.messages import Buffers, Message, Model, heard, number, own, vector
 from quafl.core.pieces import zeros
 from quafl.core.randomness import Generators
 from quafl.core.seams import ClientState, Records, ServerState
@@ -27,6 +27,7 @@ class Down(Message):
 
     model: Model = vector(near=own("base"))  # x
     control: Model = vector(near=own("common"))  # c
+    longest: Tensor = number(low=0)  # that Δc_i may be
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,19 +83,33 @@ class SCAFFOLD:
     def round(self, server: Server, rng: Generators) -> Round[Server]:
         """x ← x + η_g/|S| Σ (y_i − x), c ← c + 1/N Σ Δc_i (lines 16-17)."""
         clients: Clients = yield Look()
-        down = Down(model=server.model, control=server.control, statistics=server.buffers)
+        longest = self._longest(server, len(clients.present))
+        down = Down(
+            model=server.model,
+            control=server.control,
+            statistics=server.buffers,
+            longest=torch.tensor(longest, dtype=torch.float64),
+        )
         replies = yield from exchange(server, down, clients, self.sampled, self.patience, rng)
         near = {"model": server.model, "change": zeros(server.model)}
         held = self.defence.hold(server, replies, near, len(clients.present))
-        mean = mean_or(server.model, held.up.model)
+        mean, changes = mean_or(server.model, held.up.model), held.up.change
+        if self.defence.mean == "mean":  # as both ends move them; a robust mean is nobody's
+            changes = replies.up.change[replies.up.change.norm(dim=-1) <= SLACK * longest]
         return proceed(
             server,
             held.distances,
             votes=held.votes,
             model=mean if self.server_lr == 1 else torch.lerp(server.model, mean, self.server_lr),
-            control=server.control + held.up.change.sum(dim=0) / max(clients.size, 1),
+            control=server.control + changes.sum(dim=0) / max(clients.size, 1),
             buffers=mean_or(server.buffers, held.up.statistics),
         )
+
+    def _longest(self, server: Server, there: int) -> float:
+        """‖Δc_i‖ ≤ ‖gradient‖ + ‖c‖, where clients' displacements say what gradients are usual. Clients keep to it, so
+        that both ends move their control variates alike."""
+        usual = self.defence.longest(server.votes.get("norm of model"), there)
+        return usual / (self.local_steps * self.lr) + float(server.control.norm())
 
     # At the client
 
@@ -114,6 +129,9 @@ class SCAFFOLD:
     def answer(self, client: Client, down: Down) -> tuple[Up, Client]:
         """c_i⁺ = c_i − c + (x − y_i)/(K η_l) (line 12, option II); y_i and Δc_i = c_i⁺ − c_i are sent (line 14)."""
         change = client.progress / (self.local_steps * self.lr) - client.common
+        if down.longest < inf:
+            long = change.norm(dim=-1, keepdim=True)
+            change = change * (down.longest.to(long) / long).clamp(max=1).where(long > 0, 1.0)
         up = Up(model=client.base - client.progress, change=change, statistics=client.buffers)
         return up, begin(client, client.base, client.buffers, 0)
 

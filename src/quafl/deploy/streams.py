@@ -37,7 +37,7 @@ from quafl.protocol.carrier import Octets, Unadmitted, Unreachable
 _log = logging.getLogger(__name__)
 
 METHOD = "/quafl.Federation/Talk"
-VERSION = "2"  # of the frames and what they carry
+VERSION = "3"  # of the frames and what they carry
 LOOK_SECONDS = 1.0  # between two looks at the kit: who was revoked, whose certificate has ended, what was renewed
 ALIVE_MS = 10_000  # between two signs of life of a connection, and how long the other end may take to answer one
 FILES = 65_536  # connections and files that a server may have open, if the system lets it

@@ -225,10 +225,18 @@ class Contacts(Debts):
                 self._lose(member)
                 self._say(WARNING, "%s, round %d: its progress was not finite", member.name, question.round)
                 self._strike(member, "answers that were not finite")
-            case Idle():
-                yield from self._hear_idle(member, question)
-            case Reply():
-                yield from self._hear_reply(member, question, message, octets)
+            case Idle() | Reply() if member.judging == ticket:
+                yield Until(lambda: member.judging != ticket)  # said again while the first is being taken
+            case Idle() | Reply():
+                member.judging = ticket
+                try:
+                    if isinstance(message, Idle):
+                        yield from self._hear_idle(member, question)
+                    else:
+                        yield from self._hear_reply(member, question, message, octets)
+                finally:
+                    if member.judging == ticket:
+                        member.judging = b""
 
     def _hear_idle(self, member: Member, question: Question) -> Flow:
         """That it has nothing to answer: written down, and only then taken."""
@@ -242,23 +250,17 @@ class Contacts(Debts):
     def _hear_reply(self, member: Member, question: Question, message: Reply, octets: Octets) -> Flow:
         """A reply: judged, decoded, written down, and only then taken."""
         ticket = question.ticket
-        if member.judging == ticket:
-            yield Until(lambda: member.judging != ticket)  # said again while the first is being read
-            return
-        member.judging = ticket
         try:
             opinion, repairs = yield from self._read(member, question, message)
             yield from self._write(Took.made(member.name, ticket, octets, repairs, whole=member.whole))
-            if member.owes == ticket:  # else nobody waits for it any more
-                seconds = member.seconds if member.accepted else self.now - question.asked_at
-                self._take(member, question, opinion, octets)
-                self.members.well_done(member, seconds)
         except (WireError, DecodeError, Unreachable):
             if member.owes == ticket:  # else it may have let go of it
                 raise
-        finally:
-            if member.judging == ticket:
-                member.judging = b""
+            return
+        if member.owes == ticket:  # else nobody waits for it any more
+            seconds = member.seconds if member.accepted else self.now - question.asked_at
+            self._take(member, question, opinion, octets)
+            self.members.well_done(member, seconds)
 
     def _take(self, member: Member, question: Question, opinion: Opinion, octets: Octets) -> None:
         """It owes nothing any more."""

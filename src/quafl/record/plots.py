@@ -17,19 +17,25 @@ from numpy.typing import NDArray
 from quafl.record.rows import Row
 from quafl.record.summary import Curve, sent
 
-# One colour per algorithm everywhere (Okabe and Ito's palette, told apart by colour-blind readers too).
+# One colour per algorithm everywhere (of Okabe and Ito's palette and Tol's, told apart by colour-blind readers too).
 COLOURS = {
+    "Calibrated": "#332288",
     "QuAFL": "#0072B2",
     "QuAFL weighted": "#009E73",
     "QuAFL adopting": "#56B4E9",
+    "FAVANO": "#44AA99",
     "FedAvg": "#D55E00",
+    "FedProx": "#DDCC77",
+    "FedAdam": "#882255",
     "FedBuff": "#CC79A7",
+    "FADAS": "#AA4499",
+    "CA2FL": "#117733",
     "FedNova": "#E69F00",
     "SCAFFOLD": "#8C564B",
     "FedAsync": "#7A5195",
     "Baseline": "#666666",
 }
-OTHERS = ["#88CCEE", "#332288", "#882255", "#117733", "#DDCC77", "#AA4499", "#44AA99", "#999933"]
+OTHERS = ["#88CCEE", "#999933", "#661100", "#6699CC", "#AA8866", "#000000"]
 Numbers: TypeAlias = NDArray[np.float64]
 Line: TypeAlias = str | tuple[float, tuple[float, ...]]  # by name, or its dashes
 LINES: dict[Line, str] = {  # and what comes nearest to them in a page

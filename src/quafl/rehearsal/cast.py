@@ -18,6 +18,7 @@ from quafl.codec.qsgd import QSGD
 from quafl.codec.seams import Codec
 from quafl.core.ca2fl import CA2FL
 from quafl.core.calibrated import Calibrated
+from quafl.core.defence import Defence
 from quafl.core.favano import FAVANO
 from quafl.core.fedasync import FedAsync
 from quafl.core.fedavg import FedAvg
@@ -81,11 +82,13 @@ ALGORITHMS = {
     "QuAFL": Role(partial(QuAFL, wait=0.3), _models("progress")),
     "QuAFL, weighted": Role(partial(QuAFL, wait=0.3, weighted=True), _models("part of it")),
     "Calibrated": Role(partial(Calibrated, wait=0.3), MEMORIES),
+    "Calibrated, defended": Role(partial(Calibrated, wait=0.3, defence=Defence(clip=3.0)), MEMORIES),
     "FAVANO": Role(partial(FAVANO, wait=0.3)),
     "FedAvg": Role(FedAvg),
     "FedBuff": Role(FedBuff, by_rounds=False),
     "CA2FL": Role(CA2FL, by_rounds=False),
     "SCAFFOLD": Role(partial(SCAFFOLD, lr=LR), CONTROLS),
+    "SCAFFOLD, defended": Role(partial(SCAFFOLD, lr=LR, defence=Defence(clip=3.0)), CONTROLS),
     "FedAsync": Role(FedAsync, by_rounds=False),
 }
 CODECS: dict[str, Codec] = {
