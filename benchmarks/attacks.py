@@ -21,10 +21,10 @@ import torch
 from liars import Attack, Attacked
 from torch import Tensor, nn
 
-from quafl import Change, FedAvg, FedBuff, Lattice, Plan, QuAFL, Simulation, sgd
+from quafl import Calibrated, Change, FedAvg, FedBuff, Lattice, Plan, QuAFL, Simulation, sgd
 from quafl.codec import QSGD
 from quafl.codec.seams import Codec
-from quafl.core.defence import Defence, Heard, Held
+from quafl.core.defence import Defence, Held, Reports
 from quafl.core.messages import Model
 from quafl.core.randomness import derive
 from quafl.core.seams import Algorithm, ServerState
@@ -80,6 +80,7 @@ class Setting:
 
 
 SETTINGS = {
+    "Calibrated": Setting(Calibrated, Lattice(bits=4), 0.5, 200.0),
     "QuAFL": Setting(QuAFL, Lattice(bits=4), 0.5, 400.0),
     "FedAvg": Setting(FedAvg, Lattice(bits=4), 0.5, 2000.0),
     "FedBuff": Setting(lambda **more: FedBuff(server_lr=0.3, **more), QSGD(bits=8), 0.5, 600.0),
@@ -95,7 +96,7 @@ class Watched(Defence):
     counts: dict[str, int] = field(default_factory=dict)
 
     def hold(
-        self, server: ServerState, heard: Heard, near: Mapping[str, Model], there: int, unit: Tensor | float = 1.0
+        self, server: ServerState, heard: Reports, near: Mapping[str, Model], there: int, unit: Tensor | float = 1.0
     ) -> Held:
         held = Defence.hold(self, server, heard, near, there, unit)
         honest = torch.tensor([client not in self.liars for client in heard.senders.tolist()], dtype=torch.bool)
@@ -549,8 +550,14 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _made(part: dict[str, Any]) -> str:
-    made = part["versions"]
-    return f"`{part['command']}`, {made['platform']}, torch {made['torch']}, {part['date']}"
+    made, later = part["versions"], f"; {_made(part['later'])}" if "later" in part else ""
+    return f"`{part['command']}`, {made['platform']}, torch {made['torch']}, {part['date']}{later}"
+
+
+def _merged(new: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
+    """Of one more algorithm."""
+    both = {key: _merged(value, old[key]) for key, value in new.items() if isinstance(value, dict) and key in old}
+    return {**old, **new, **both}
 
 
 def _short(value: Any) -> Any:
@@ -565,12 +572,20 @@ def _short(value: Any) -> Any:
 def main() -> None:
     torch.set_num_threads(1)
     record = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
-    for part in sys.argv[1:] or [*PARTS, "page"]:
+    only = [word for word in sys.argv[1:] if word in SETTINGS]
+    for name in [name for name in SETTINGS if only and name not in only]:
+        del SETTINGS[name]
+    for part in [word for word in sys.argv[1:] if word not in only] or [*PARTS, "page"]:
         if part == "page":
             (RESULTS / "attacks.md").write_text(page(record), encoding="utf-8")
         else:
             made = {"versions": versions(), "date": datetime.now(UTC).date().isoformat()}
-            record[part] = {**made, "command": f"python benchmarks/attacks.py {part}", "measured": PARTS[part]()}
+            made["command"] = f"python benchmarks/attacks.py {' '.join([part, *only])}"
+            found = PARTS[part]()
+            if only:
+                record[part] |= {"measured": _merged(found, record[part]["measured"]), "later": made}
+            else:
+                record[part] = {**made, "measured": found}
             RECORD.write_text(json.dumps(_short(record), separators=(",", ":")) + "\n", encoding="utf-8")
 
 

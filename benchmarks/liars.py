@@ -71,5 +71,5 @@ class Attacked:
         whole = isinstance(declared.near, Heard)
         own = said - model if whole else -said  # displacements are sent with the other sign
         lie = self._attack.lie(self._boost, model, own, torch.randn(own.shape, generator=self._rng))
-        lie = lie * torch.clamp(LONGEST / lie.norm(), max=1.0)
+        lie = lie.expand_as(own) * torch.clamp(LONGEST / lie.norm(), max=1.0)
         return model + lie if whole else -lie

@@ -80,6 +80,9 @@ TABLE = {
     "FedAsync": Entry(lambda **counts: FedAsync(proximity=0.5, staleness=1.0, **counts), Lattice(bits=6)),
 }
 EACH = pytest.mark.parametrize("entry", TABLE.values(), ids=TABLE.keys())
+EACH_FILE = pytest.mark.parametrize(  # for what takes long
+    "name", ["QuAFL", "Calibrated", "FedAvg", "FedBuff", "CA2FL", "FAVANO", "FedNova", "SCAFFOLD", "FedAsync"]
+)
 OPTIMIZERS = {"sgd": sgd(0.1), "momentum": momentum(0.01), "adam": adam(0.03)}
 TAKEN = {
     f"{name} with {optimizer}": (entry, OPTIMIZERS[optimizer])
@@ -113,8 +116,9 @@ def test_finds_the_minimum_that_all_clients_share(entry: Entry, optimizer: Optim
     assert reached[-1]["distance"] < 0.3 * reached[0]["distance"]
 
 
-@EACH
-def test_learns_real_digits_from_clients_with_few_classes(entry: Entry) -> None:
+@EACH_FILE
+def test_learns_real_digits_from_clients_with_few_classes(name: str) -> None:
+    entry = TABLE[name]
     torch.manual_seed(0)
     result = quafl.simulate(
         model=nn.Sequential(nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 10)),
@@ -172,8 +176,10 @@ def test_a_run_that_was_left_and_taken_up_again_has_the_same_rows(
         assert rows(again) == straight
 
 
-@EACH
-def test_a_network_with_batch_norm_and_dropout_is_taken_up_again_bit_for_bit(entry: Entry) -> None:
+@EACH_FILE
+def test_a_network_with_batch_norm_and_dropout_is_taken_up_again_bit_for_bit(name: str) -> None:
+    entry = TABLE[name]
+
     def fresh() -> Simulation:
         torch.manual_seed(0)
         layers = nn.Linear(64, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(0.2), nn.Linear(12, 10)

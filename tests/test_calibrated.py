@@ -107,7 +107,7 @@ def test_the_share_of_a_client_that_leaves_for_good_fades_and_it_is_no_longer_co
     before, after = [], []
     for _ in run:
         server = run.server
-        lost = exp(-algorithm.forget * (server.sweeps - float(server.heard[0]))) if run.time > 40 else 1.0
+        lost = exp(-algorithm.forget * (server.sweeps - float(server.contacted[0]))) if run.time > 40 else 1.0
         (before if run.time < 40 else after).append((run.time, server.sweeps, lost))
     assert after[-1][2] < 0.01
     pace = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(after)]  # sweeps a time unit: s/n/4

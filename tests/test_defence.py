@@ -425,9 +425,9 @@ def test_one_liar_of_twenty_moves_the_model_no_more_than_the_others_do(make: Cal
     assert defended.accuracy > honest.accuracy - 0.05
 
 
-@EACH
-@pytest.mark.parametrize("value", [9e11, -9e11])
-def test_one_liar_of_twenty_does_not_spoil_the_statistics(make: Callable[..., Any], codec: Codec, value: float) -> None:
+@pytest.mark.parametrize(("name", "value"), [*((name, 9e11) for name in TABLE), ("QuAFL", -9e11)])
+def test_one_liar_of_twenty_does_not_spoil_the_statistics(name: str, value: float) -> None:
+    make, codec = TABLE[name]
     honest = learned(make, codec, Defence())
     defended = learned(make, codec, DEFAULT, boost=1.0, statistics=value)
     mine, theirs = (run.states[-1].buffers for run in (defended, honest))
@@ -436,7 +436,7 @@ def test_one_liar_of_twenty_does_not_spoil_the_statistics(make: Callable[..., An
     assert defended.accuracy > honest.accuracy - 0.05
 
 
-@pytest.mark.parametrize("name", ["QuAFL", "FedAvg", "FedNova", "SCAFFOLD", "FedAsync"])
+@pytest.mark.parametrize("name", ["QuAFL", "SCAFFOLD", "FedAsync"])
 def test_one_liar_of_twenty_does_not_coarsen_everybodys_messages(name: str) -> None:
     honest, defended = (learned(*TABLE[name], DEFAULT, boost=1.0, told=told) for told in (None, 1e4))
     for vector in honest.states[-1].expected:

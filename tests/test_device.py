@@ -32,7 +32,7 @@ ALGORITHMS: dict[str, tuple[Algorithm, Codec | Codecs, bool]] = {
     "FedAvg": (FedAvg(sampled=3, local_steps=4), Lattice(bits=6), False),
     "FedAvg differences": (FedAvg(sampled=3, local_steps=4), QSGD(bits=8, difference=True), False),
     "FedBuff": (FedBuff(sampled=3, local_steps=4, server_lr=0.5), Codecs(QSGD(bits=8), Lattice(bits=6)), False),
-    "FADAS": (FedBuff(sampled=3, local_steps=4, server_lr=0.03, server=Adaptive(largest=True)), Lattice(bits=6), False),
+    "FADAS": (FedBuff(3, 4, server_lr=0.1, server=Adaptive(largest=True, tau=0.1)), Lattice(bits=6), False),
     "CA2FL": (CA2FL(sampled=3, local_steps=4, server_lr=0.5), Lattice(bits=6), False),
     "Calibrated": (Calibrated(sampled=3, local_steps=4), Lattice(bits=6), True),
     "Calibrated, defended": (Calibrated(sampled=3, defence=Defence(clip=3.0)), Lattice(bits=6), True),

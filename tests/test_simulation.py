@@ -1,5 +1,6 @@
 """The simulated world: virtual time, fast and slow clients, FedAvg and the Baseline in it, determinism."""
 
+from math import exp
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from torch import nn
 from worlds import NEVER, steady, world
 
 import quafl
+from quafl import Plan, Simulation, World, sgd
 from quafl.codec import QSGD, Identity, Lattice, wire
 from quafl.codec.coders import coders_for
 from quafl.codec.seams import HEADER_BYTES, Codec, Codecs
@@ -288,3 +290,35 @@ def test_generators_of_roles_are_independent_and_can_be_restored() -> None:
     expected = torch.rand(5, generator=first["sampling"])
     first.restore(kept)
     assert torch.equal(torch.rand(5, generator=first["sampling"]), expected)
+
+
+def test_an_average_of_models_is_evaluated_and_the_run_is_the_same() -> None:
+    """a_k = a_{k−1} + (1 − e^{−(t_k − t_{k−1})/τ})·(X_k − a_{k−1}), also by a run that was taken up again."""
+    task = Quadratic(torch.tensor([1.0]), torch.tensor([[0.0], [4.0]]), start=torch.tensor([9.0]))
+
+    def made() -> Simulation:
+        plan = Plan(until=150.0, every=1.0, metric="loss", average=60.0)
+        return Simulation(task, 2, World(slow=0.0), FedAvg(sampled=2), Identity(), sgd(0.1), plan)
+
+    run, again = made(), made()
+    average, time, ways = torch.tensor([9.0]), 0.0, []
+    for _ in run:
+        average = average + (1 - exp(-(run.time - time) / 60.0)) * (run.server.model - average)
+        time = run.time
+        assert run.last.model.item() == pytest.approx(average.item())
+        assert run.rows[-1]["distance"] == pytest.approx(abs(average.item() - 2.0), abs=1e-5)
+        ways.append(run.state() if len(ways) == 1 else None)
+    assert run.rows[-1]["distance"] > 1.2 * abs(run.server.model.item() - 2.0)
+    again.restore(next(state for state in ways if state is not None))
+    list(again)
+    assert again.rows == run.rows
+
+
+@pytest.mark.parametrize(("metric", "goal"), [("loss", 0.5), ("distance", 1.0), ("unknown", 0.5)])
+def test_a_run_stops_at_its_goal(metric: str, goal: float) -> None:
+    task = Quadratic(torch.tensor([1.0]), torch.tensor([[0.0], [4.0]]), start=torch.tensor([9.0]))
+    plan = Plan(until=500.0, every=1.0, metric=metric, lower_is_better=True, stop_at=goal)
+    run = Simulation(task, 2, World(slow=0.0), FedAvg(sampled=2), Identity(), sgd(0.1), plan)
+    list(run)
+    shown = metric if metric != "unknown" else "loss"
+    assert run.rows[-1][shown] <= goal < run.rows[-2][shown]

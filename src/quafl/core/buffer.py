@@ -3,7 +3,7 @@ enough."""
 
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -102,12 +102,27 @@ def _put(buffer: list[Gathered], new: Gathered, *, alone: bool) -> list[Gathered
 # At the client
 
 
-def hear(client: ClientState, down: Down, local_steps: int) -> ClientState:
-    """y_0 ← w^t, and then K steps."""
-    return begin(client, down.model, down.statistics, local_steps)
+class Clients:
+    """Their side."""
 
+    __slots__ = ()
+    local_steps: int
+    direction: ClassVar[None] = None
+    applied: ClassVar[None] = None
 
-def answer(client: ClientState) -> tuple[Up, ClientState]:
-    """Δ_i = w^t − y_K, what it started from less where it stands."""
-    up = Up(displacement=client.progress, statistics=client.buffers)
-    return up, begin(client, client.base, client.buffers, 0)
+    def newcomer(self, client: ClientState, speed: Tensor) -> ClientState:
+        """It does nothing before it is asked."""
+        return client
+
+    def hear(self, client: ClientState, down: Down) -> ClientState:
+        """y_0 ← w^t, and then K steps."""
+        return begin(client, down.model, down.statistics, self.local_steps)
+
+    def answer(self, client: ClientState, down: Down) -> tuple[Up, ClientState]:
+        """Δ_i = w^t − y_K, what it started from less where it stands."""
+        up = Up(displacement=client.progress, statistics=client.buffers)
+        return up, begin(client, client.base, client.buffers, 0)
+
+    def lost(self, client: ClientState, up: Up) -> ClientState:
+        """The next contact brings all that it needs."""
+        return client

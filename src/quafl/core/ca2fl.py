@@ -31,7 +31,7 @@ class Server(buffer.Server):
 
 
 @dataclass(frozen=True, slots=True)
-class CA2FL:
+class CA2FL(buffer.Clients):
     """A round is one filling of the buffer with `sampled` displacements (M), after `local_steps` steps each."""
 
     sampled: int = 5
@@ -42,14 +42,10 @@ class CA2FL:
 
     records: ClassVar = Records(ClientState, Server, Down, Up)
     wait: ClassVar[float] = 0.0
-    direction: ClassVar[None] = None
-    applied: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         check_settings(self.sampled, self.local_steps, self.patience)
         check_server_lr(self.server_lr)
-
-    # At the server
 
     def start(self, model: Model, buffers: Buffers) -> Server:
         """x_1; nothing is remembered."""
@@ -61,10 +57,10 @@ class CA2FL:
         filling: Filling = yield from gather(server, down, self.sampled, self.patience, self.defence)
         if filling.buffer is None or not filling.full:
             return replace(server, asked=filling.asked, buffer=filling.buffer)
-        after = self._applied(server, filling.buffer, filling.size, filling.there)
+        after = self._moved(server, filling.buffer, filling.size, filling.there)
         return replace(after, asked=filling.asked, buffer=None)
 
-    def _applied(self, server: Server, gathered: Gathered, size: int, there: int) -> Server:
+    def _moved(self, server: Server, gathered: Gathered, size: int, there: int) -> Server:
         """x_{t+1} = x_t − η v_t with v_t = h_t + 1/M Σ (Δ_i − h^i_t) and h_t = 1/n Σ h^i_t; then h^i_{t+1} = Δ_i for
         those that have arrived (lines 12-15)."""
         held = self.defence.hold(server, gathered, {"displacement": zeros(server.model)}, there)
@@ -80,21 +76,3 @@ class CA2FL:
             buffers=held.up.statistics.mean(dim=0),
             cache=cache.index_copy(0, senders[list(last.values())], arrived[list(last.values())]),
         )
-
-    # At the client
-
-    def newcomer(self, client: ClientState, speed: Tensor) -> ClientState:
-        """It does nothing before it is asked."""
-        return client
-
-    def hear(self, client: ClientState, down: Down) -> ClientState:
-        """x_{t,0} ← x_t, and then K steps."""
-        return buffer.hear(client, down, self.local_steps)
-
-    def answer(self, client: ClientState, down: Down) -> tuple[Up, ClientState]:
-        """Δ_i = x_{t,0} − x_{t,K}."""
-        return buffer.answer(client)
-
-    def lost(self, client: ClientState, up: Up) -> ClientState:
-        """The next contact brings all that it needs."""
-        return client

@@ -58,7 +58,7 @@ class Server(ServerState):
     """X_t is `model`."""
 
     memory: Model  # Σ y_i, as of now
-    heard: Tensor  # when each client was heard last, in sweeps; −∞: never
+    contacted: Tensor  # when each client was contacted last, in sweeps, whatever it answered; −∞: never
     shares: Tensor  # "n w": a sketch of each client's share of the memory; w = 0 without a defence
     descent: OptimizerState
     sweeps: float = 0.0
@@ -101,7 +101,7 @@ class Calibrated:
             model=model,
             buffers=buffers,
             memory=torch.zeros_like(model),
-            heard=torch.empty(0, dtype=torch.float64),
+            contacted=torch.empty(0, dtype=torch.float64),
             shares=torch.zeros(0, SKETCH if self.defence.bounded else 0),
             descent=self.server.init(model),
         )
@@ -118,10 +118,10 @@ class Calibrated:
             longest=torch.tensor(longest, dtype=torch.float64),
         )
         replies: Replies = yield from exchange(server, down, clients, self.sampled, self.patience, rng)
-        heard = lengthened(server.heard, clients.size, -inf)
-        contacted, size = min(self.sampled, len(clients.present)), self._size(heard, clients, server.sweeps)
+        before = lengthened(server.contacted, clients.size, -inf)
+        contacted, size = min(self.sampled, len(clients.present)), self._size(before, clients, server.sweeps)
         held = self.defence.hold(server, replies, {"residual": zeros(server.model)}, len(clients.present))
-        age = server.sweeps - heard[replies.senders].clamp(min=0)
+        age = server.sweeps - before[replies.senders].clamp(min=0)
         fresh = weighted_sum((1 + age).rsqrt() / contacted, held.up.residual)
         step, descent = self.server.update(fresh + server.memory / size, server.descent)
         memory, shares = self._remembered(server, replies, clients, longest)
@@ -134,18 +134,18 @@ class Calibrated:
             buffers=mean_or(server.buffers, held.up.statistics),
             memory=fade * memory,
             shares=fade * shares,
-            heard=heard.index_fill(0, torch.cat((replies.senders, replies.failed)), server.sweeps),
+            contacted=before.index_fill(0, torch.cat((replies.senders, replies.failed)), server.sweeps),
             descent=descent,
             sweeps=server.sweeps + contacted / size,
         )
 
-    def _size(self, heard: Tensor, clients: Clients, sweeps: float) -> int:
-        """n: those who are there, and those who were heard before their memory has faded."""
-        known = sweeps - heard < (1 / self.forget if self.forget else inf)
+    def _size(self, before: Tensor, clients: Clients, sweeps: float) -> int:
+        """n: those who are there, and those who were contacted before their memory has faded."""
+        known = sweeps - before < (1 / self.forget if self.forget else inf)
         return max(1, int(known.index_fill(0, clients.present, True).sum()))
 
     def _longest(self, server: Server, clients: Clients) -> float:
-        """A memory is as long as is usual among memories, or, before there are any, among residuals."""
+        """The larger of what is usual among memories, of which there are none at first, and among residuals."""
         known = server.shares.norm(dim=-1), server.votes.get("norm of residual")
         return max(self.defence.longest(lengths, len(clients.present)) for lengths in known)
 

@@ -32,7 +32,7 @@ class Server(buffer.Server):
 
 
 @dataclass(frozen=True, slots=True)
-class FedBuff:
+class FedBuff(buffer.Clients):
     """A round is one filling of the buffer with `sampled` displacements, after `local_steps` steps each."""
 
     sampled: int = 5
@@ -46,16 +46,12 @@ class FedBuff:
 
     records: ClassVar = Records(ClientState, Server, Down, Up)
     wait: ClassVar[float] = 0.0
-    direction: ClassVar[None] = None
-    applied: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         check_settings(self.sampled, self.local_steps, self.patience)
         check_server_lr(self.server_lr)
         if not self.delay >= 1:
             raise ValueError(f"delay is {self.delay}, must be at least 1 round, or inf for the same rate always")
-
-    # At the server
 
     def start(self, model: Model, buffers: Buffers) -> Server:
         """w^0, with an empty buffer."""
@@ -67,9 +63,9 @@ class FedBuff:
         filling: Filling = yield from gather(server, down, self.sampled, self.patience, self.defence, weigh)
         if filling.buffer is None or not filling.full:
             return replace(server, asked=filling.asked, buffer=filling.buffer)
-        return replace(self._applied(server, filling.buffer, filling.there), asked=filling.asked, buffer=None)
+        return replace(self._moved(server, filling.buffer, filling.there), asked=filling.asked, buffer=None)
 
-    def _applied(self, server: Server, gathered: Gathered, there: int) -> Server:
+    def _moved(self, server: Server, gathered: Gathered, there: int) -> Server:
         """w^{t+1} = w^t − η_g/s Σ s(τ_i) Δ_i, added up in order of arrival (lines 9-10)."""
         held = self.defence.hold(server, gathered, {"displacement": zeros(server.model)}, there)
         places = len(gathered.senders)
@@ -89,24 +85,6 @@ class FedBuff:
         """η_t = η if the largest delay is at most τ_c, else min(η, 1/the largest delay) (FADAS, equation 4)."""
         oldest = int(ages.max())
         return min(self.server_lr, 1 / oldest) if oldest > self.delay else self.server_lr
-
-    # At the client
-
-    def newcomer(self, client: ClientState, speed: Tensor) -> ClientState:
-        """It does nothing before it is asked."""
-        return client
-
-    def hear(self, client: ClientState, down: Down) -> ClientState:
-        """y_0 ← w^t, and then K steps."""
-        return buffer.hear(client, down, self.local_steps)
-
-    def answer(self, client: ClientState, down: Down) -> tuple[Up, ClientState]:
-        """Δ_i = w^t − y_K (Algorithm 2)."""
-        return buffer.answer(client)
-
-    def lost(self, client: ClientState, up: Up) -> ClientState:
-        """The next contact brings all that it needs."""
-        return client
 
 
 def _fading(ages: Counts) -> Tensor:

@@ -30,7 +30,7 @@ from quafl.protocol.members import Member
 from quafl.protocol.server import ServerSide
 from quafl.record.checkpoints import Checkpoints
 from quafl.record.evaluations import Evaluations
-from quafl.record.rows import Row
+from quafl.record.rows import Row, is_as_good
 
 _log = logging.getLogger(__name__)
 
@@ -56,9 +56,7 @@ class Goals:
 
     def at_target(self, row: Row) -> bool:
         """Whether an evaluation is as good as the target."""
-        if self.metric not in row:
-            return False
-        return row[self.metric] <= self.target if self.lower_is_better else row[self.metric] >= self.target
+        return is_as_good(row, self.target, self.metric, lower_is_better=self.lower_is_better)
 
 
 class Driver:

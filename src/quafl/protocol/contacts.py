@@ -210,9 +210,10 @@ class Contacts(Debts):
         if question is None or member.owes != ticket:
             if ticket not in member.answered:
                 raise WireError("answers something that it was not asked")
-            if isinstance(message, Reply) and ticket not in member.done:  # late: it is not applied
+            if isinstance(message, Reply | Idle) and ticket not in member.done:  # late: it is not applied
                 member.done.append(ticket)
-                yield from self._write(Missed(member.name, ticket.hex(), message.steps))
+                steps = message.steps if isinstance(message, Reply) else 0
+                yield from self._write(Missed(member.name, ticket.hex(), steps))
             return  # or said again, because it has not heard that it was taken
         match message:
             case WantsAll():

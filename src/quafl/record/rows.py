@@ -42,6 +42,12 @@ def worth(row: Row, metric: str, *, lower_is_better: bool) -> float:
     return -row[measured] if lower_is_better or measured == "loss" else row[measured]
 
 
+def is_as_good(row: Row, goal: float, metric: str, *, lower_is_better: bool) -> bool:
+    """Whether an evaluation is as good as a goal, by the same rule."""
+    lower = lower_is_better or metric not in row or metric == "loss"
+    return worth(row, metric, lower_is_better=lower_is_better) >= (-goal if lower else goal)
+
+
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
     """As CSV; numbers in full precision, so that equal runs give equal files. Rows may lack columns of others."""
     columns = dict.fromkeys(name for row in rows for name in row)

@@ -116,8 +116,9 @@ def conclude_map(wanted: Reproduction, out: Path, cells: Sequence[list[RunFolder
 
 
 def fingerprint(curves: Sequence[Settings]) -> str:
-    """By which one sees whether a figure is still what was run: of its curves' settings that are not the defaults, so
-    that a new setting changes nothing, and not of what is claimed."""
+    """By which one sees whether a figure's preset is still what was run: of its curves' settings that are not the
+    defaults, so that a new setting changes nothing, and not of what is claimed. Another default is not noticed: which
+    code has computed what is in the versions."""
     parts = []
     for curve in curves:
         plain = curve.model_dump(mode="json", exclude_defaults=True)

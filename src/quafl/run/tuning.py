@@ -34,9 +34,8 @@ def grid(wanted: Reproduction) -> list[Settings]:
 
 
 def around(wanted: Reproduction, folders: Sequence[RunFolder]) -> list[Settings]:
-    """The neighbours of each kind's best point, as many for each: a step down and a step up in each setting that is a
-    number. Where the grid has that value, half a step, so that the best of all is not at an edge unless it is at the
-    edge of what is possible."""
+    """The neighbours of each kind's best point: half a step down and up in each setting that is a number, and a whole
+    one beyond the grid where the best is at its edge, if there is anything. Once: the best of all may be there."""
     found: list[Settings] = []
     for kind, curve in _firsts(wanted).items():
         own = wanted.tuning.grid(curve.label, curve.algorithm.name)

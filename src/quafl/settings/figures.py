@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from quafl.codec.coders import coders_for
 from quafl.core.randomness import Generators
+from quafl.settings.algorithms import LABELS
 from quafl.settings.base import NotNegative, Raw, Section, SettingsError
 from quafl.settings.curve import Settings
 from quafl.settings.reading import changes_of, checked, curves_of, merged, preset_names, read_preset
@@ -147,6 +148,9 @@ def load_figure(name: str, overrides: Sequence[str] = (), *, quick: bool = False
         here = [*overrides, *(f"{key}={json.dumps(value)}" for key, value in place.items())]
         cells.append(Cell(place, curves_of(deepcopy(raw), here, deepcopy(over))))
     labels = [curve.label for curve in curves]
+    for grid_of in rates.own:
+        if grid_of not in LABELS and not any(label.startswith(grid_of) for label in known):
+            raise SettingsError(f"{name} has a grid for {grid_of!r}, which is neither a curve of it nor an algorithm")
     strange = next((label for label in labels if label not in known), None)
     if strange is not None:
         raise SettingsError(f"--set curves.{strange}: {name} has no such curve; it has {', '.join(known)}")

@@ -17,7 +17,7 @@ from quafl.core.randomness import Generators
 from quafl.core.seams import Algorithm, Optimizer, ServerState, Task, Totals
 from quafl.record.diagnostics import potential
 from quafl.record.evaluations import Diverged, Evaluations, Standing
-from quafl.record.rows import Row
+from quafl.record.rows import Row, is_as_good
 from quafl.sim.clock import VirtualClock
 from quafl.sim.executors import Name
 from quafl.sim.fleet import SimulatedFleet
@@ -149,10 +149,10 @@ class Simulation:
             yield self._evaluate()
 
     def _is_good_enough(self) -> bool:
-        goal, last = self._plan.stop_at, self.rows[-1]
-        if goal is None or self._plan.metric not in last:
+        plan, last = self._plan, self.rows[-1]
+        if plan.stop_at is None:
             return False
-        return last[self._plan.metric] <= goal if self._plan.lower_is_better else last[self._plan.metric] >= goal
+        return is_as_good(last, plan.stop_at, plan.metric, lower_is_better=plan.lower_is_better)
 
     def state(self) -> dict[str, Any]:
         """For `restore`: dictionaries, lists, tensors and numbers."""
