@@ -48,8 +48,9 @@ keyed by what the receiver has or, for a displacement, by zero. SGD at the clien
 algorithm has the best of 13 settings (nine in a grid, then the four neighbours of the best, once; a few could not be
 tried, see below), chosen by mean accuracy on the validation split with one seed that is not published here, in the
 world of Dirichlet's data alone, over half of the time; the grids are beside the
-[presets](../../src/quafl/presets/regimes). *FADAS* is FedBuff with AMSGrad at the server, with a constant rate. A quarter of the clients is slow (steps of 8 time units in
-the mean, the others' of 2) where nothing else is said, and an uncompressed exchange takes 10 time units.
+[presets](../../src/quafl/presets/regimes). *FADAS* is FedBuff with AMSGrad at the server, with a constant rate. A
+quarter of the clients is slow (steps of 8 time units in the mean, the others' of 2) where nothing else is said, and
+an uncompressed exchange takes 10 time units.
 
 This page is made by `python benchmarks/regimes.py`. Its rows are beside it."""
 READING = """\

@@ -103,6 +103,8 @@ def test_the_neighbours_of_the_best_are_halfway_to_the_next_or_beyond_the_edge(
     value: Any, values: list[Any], beside: list[Any]
 ) -> None:
     assert sorted(_beside(value, values)) == pytest.approx(beside)
+    outside = [one for one in beside if not min(values) <= one <= max(values)]
+    assert _beside(value, values, beyond=True) == pytest.approx(outside)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from quafl.tasks import DataError
 
 app = typer.Typer()
 GO_ON = "the same command goes on where it was"
+WIDENINGS = 5  # of a grid: around the best, and then beyond the edge while the best is there
 
 
 @app.command()
@@ -202,9 +203,9 @@ def tune(
         place = out / ("quick" if quick else "") / name
         folders = accumulate(grid(wanted), place / "curves")
         troubles = work_off(folders, GO_ON, jobs=jobs)
-        if wanted.tuning.around:
-            more = accumulate(around(wanted, folders), place / "curves")
-            troubles += work_off(more, GO_ON, jobs=jobs)
+        for widening in range(WIDENINGS if wanted.tuning.around else 0):
+            more = accumulate(around(wanted, folders, beyond=widening > 0), place / "curves")
+            troubles += work_off(more, GO_ON, jobs=jobs) if more else []
             folders += more
         for trouble in troubles:
             console.print(trouble, style="yellow", markup=False)

@@ -33,9 +33,12 @@ def grid(wanted: Reproduction) -> list[Settings]:
     ]
 
 
-def around(wanted: Reproduction, folders: Sequence[RunFolder]) -> list[Settings]:
-    """The neighbours of each kind's best point: half a step down and up in each setting that is a number, and a whole
-    one beyond the grid where the best is at its edge, if there is anything. Once: the best of all may be there."""
+def around(wanted: Reproduction, folders: Sequence[RunFolder], *, beyond: bool = False) -> list[Settings]:
+    """The neighbours of each kind's best point that have not been tried: half a step down and up in each setting that
+    is a number, and a whole one beyond the grid where the best is at its edge, if there is anything.
+
+    `beyond`: only those beyond all that has been tried, until there are none: the edge of a grid is not a result.
+    """
     found: list[Settings] = []
     for kind, curve in _firsts(wanted).items():
         own = wanted.tuning.grid(curve.label, curve.algorithm.name)
@@ -43,8 +46,9 @@ def around(wanted: Reproduction, folders: Sequence[RunFolder]) -> list[Settings]
         best = _best(mine, wanted)
         point = {name: getattr(best.algorithm, name) for name in own}
         tried = [{name: getattr(folder.settings.algorithm, name) for name in own} for folder in mine]
-        for name, values in own.items():
-            for beside in _beside(point[name], values):
+        for name, grid_of in own.items():
+            values = list({one[name] for one in tried}) if beyond else grid_of
+            for beside in _beside(point[name], values, beyond=beyond):
                 new = {**point, name: beside}
                 with suppress(SettingsError):  # there is nothing beyond
                     if new not in tried:
@@ -52,8 +56,8 @@ def around(wanted: Reproduction, folders: Sequence[RunFolder]) -> list[Settings]
     return found
 
 
-def _beside(value: Any, values: Sequence[Any]) -> list[Any]:
-    """What is tried on both sides of a value of a grid: halfway to the next one, or beyond the last."""
+def _beside(value: Any, values: Sequence[Any], *, beyond: bool = False) -> list[Any]:
+    """What is tried on both sides of a value of a grid: halfway to the next one, or beyond the last; or that alone."""
     if isinstance(value, bool | str) or len(values) < 2:
         return []
     ordered = sorted(values)
@@ -61,6 +65,8 @@ def _beside(value: Any, values: Sequence[Any]) -> list[Any]:
     result: list[float] = []
     for other, opposite in (place - 1, place + 1), (place + 1, place - 1):
         if 0 <= other < len(ordered):
+            if beyond:
+                continue
             result.append((value * ordered[other]) ** 0.5 if min(ordered) > 0 else (value + ordered[other]) / 2)
         elif min(ordered) > 0:
             result.append(value * value / ordered[opposite])

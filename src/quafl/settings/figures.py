@@ -73,7 +73,7 @@ class Tuning(Section):
     """The learning rates that are tried. A curve that has more to choose than that has a grid of its own, by its label
     or by its algorithm's name: some values of some settings of the algorithm, of which all combinations are tried.
 
-    `around`: then the neighbours of each one's best are tried, too, beyond the grid where the best is at its edge.
+    `around`: then the neighbours of each one's best are tried, too, and further ones while the best is at the edge.
     """
 
     lr: list[float] = Field(min_length=1)
