@@ -173,12 +173,11 @@ class Calibrated:
         return stopped(client)
 
     def answer(self, client: Client, down: Down) -> tuple[Up, Client]:
-        """d_i = δ_i − y_i with κ_i = h_i/(h_i + 5), or 0 if y_i would get too long; and X^i = Q(X_t)."""
+        """d_i = δ_i − y_i with κ_i = h_i/(h_i + 5), or less, so that y_i does not get too long; and X^i = Q(X_t)."""
         memory = self._faded(client, down.sweeps)
         residual, share = client.progress - memory, client.taken / (client.taken + HALFWAY)
         if down.longest < inf:
-            new = memory + share.unsqueeze(-1).to(residual.device) * residual
-            share = share.where(new.norm(dim=-1).cpu() <= down.longest, 0.0)
+            share = share.minimum(_reach(memory, residual, float(down.longest)))
         up = Up(
             residual=residual,
             share=share,
@@ -202,3 +201,11 @@ class Calibrated:
             return client.memory
         fade = torch.exp(self.forget * (client.clock - sweeps)).unsqueeze(-1)
         return fade.to(client.memory.device, client.memory.dtype) * client.memory
+
+
+def _reach(memory: Model, residual: Model, longest: float) -> Tensor:
+    """The largest κ for which y + κ d is at most so long; 0 if y itself is longer."""
+    square, along = residual.square().sum(dim=-1), (memory * residual).sum(dim=-1)
+    room = longest**2 - memory.square().sum(dim=-1)
+    reach = ((along.square() + square * room.clamp(min=0)).sqrt() - along) / square.clamp(min=1e-30)
+    return reach.where(room > 0, 0.0).cpu()

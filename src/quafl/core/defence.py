@@ -26,7 +26,7 @@ LIARS = 10  # one in so many voters, and two in any case, may lie about a sign
 ITERATIONS = 16  # of Weiszfeld's
 CHUNK = 2**18  # coordinates
 SKETCH = 256  # numbers that stand for a long vector: its length is known to about 4 %
-SLACK = 2.0  # times as long as was allowed: what a codec of two bits and a sketch may add
+SLACK = 2.0  # as what clients are told may be shorter than the bound: a codec of two bits and a sketch may add so much
 
 
 class Reports(Protocol):
@@ -104,11 +104,11 @@ class Defence:
         return held._replace(up=replace(held.up, statistics=statistics, **robust))
 
     def longest(self, votes: Tensor | None, there: int) -> float:
-        """How long something may be that both ends remember, for the clients to keep to: as with `clip`, of lengths
-        that clients have had. A client that does is believed; what is longer is a lie, and need not be remembered."""
+        """How long something may be that both ends remember, for the clients to keep to: so much below the bound that a
+        client that does is within it. What is beyond is a lie, and need not be remembered."""
         if not self.bounded:
             return inf
-        return 0.0 if votes is None else self._limit(votes, 0.0, there)
+        return 0.0 if votes is None else self._limit(votes, 0.0, there) / SLACK
 
     def slowest(self, speeds: Tensor) -> float:
         """H_min: of n speeds, the one with int(share·n) below it; if n ≥ 4 and the share is not 0, at least one."""
