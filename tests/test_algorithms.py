@@ -87,7 +87,7 @@ OPTIMIZERS = {"sgd": sgd(0.1), "momentum": momentum(0.01), "adam": adam(0.03)}
 TAKEN = {
     f"{name} with {optimizer}": (entry, OPTIMIZERS[optimizer])
     for name, entry in TABLE.items()
-    for optimizer in (["sgd"] if entry.sgd_alone else OPTIMIZERS)
+    for optimizer in (OPTIMIZERS if name in ("QuAFL", "Calibrated", "FedAvg", "FedBuff") else ["sgd"])
 }
 
 

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from quafl import Lattice, Plan, Simulation, World, cosine, simulate
 from quafl.codec import QSGD
 from quafl.codec.seams import Codec, Codecs
-from quafl.core import SCAFFOLD, FedAsync, FedAvg, FedBuff, FedNova, QuAFL
+from quafl.core import SCAFFOLD, Calibrated, FedAsync, FedAvg, FedBuff, QuAFL
 from quafl.core.client import begin, newcomers
 from quafl.core.optim import adam, momentum, sgd
 from quafl.core.seams import Algorithm, Optimizer
@@ -220,11 +220,9 @@ def test_clients_with_less_than_a_batch_take_part(name: Name) -> None:
 
 ALGORITHMS: dict[str, tuple[Algorithm, Codec | Codecs]] = {
     "QuAFL": (QuAFL(sampled=3, local_steps=4), Lattice(bits=8)),
-    "FedAvg": (FedAvg(sampled=3, local_steps=4), Lattice(bits=8)),
-    "FedNova": (FedNova(sampled=3, local_steps=4), Lattice(bits=8)),
+    "Calibrated": (Calibrated(sampled=3, local_steps=4), Lattice(bits=8)),
     "FedBuff": (FedBuff(sampled=3, local_steps=4, server_lr=0.5), QSGD(bits=8)),
     "SCAFFOLD": (SCAFFOLD(sampled=3, local_steps=4, lr=0.1), Lattice(bits=8)),
-    "FedAsync": (FedAsync(sampled=3, local_steps=4, proximity=0.5), Lattice(bits=8)),
 }
 
 

@@ -71,9 +71,7 @@ class Given:
 
     ticket: bytes
     octets: bytes
-    up: Message | None = (
-        None  # what is behind it, a single row: for repairs, and if it is lost; None: this is not known
-    )
+    up: Message | None = None  # what is behind it, a single row, for repairs and if it is lost; None: nobody knows
     understood: Message | None = None  # the same as the server decodes it, if it is to be remembered once it is applied
     pending: bool = False  # nobody here knows what has become of it
 
@@ -489,9 +487,7 @@ class ClientSide(Machine):
         if self._contacted is not contact and (self._work is None or self._work.contact is not contact):
             raise WireError("the server has sent something newer")
         after = said.clients
-        if (
-            joined and not int(client.taken) and not self._to_apply
-        ):  # it had no time for a step: that says nothing of it
+        if joined and not int(client.taken) and not self._to_apply:  # without time for a step: that says nothing of it
             plain = {f.name: getattr(after, f.name) for f in fields(ClientState)}
             after = terms.algorithm.newcomer(ClientState(**plain), torch.ones(1))
         self.client, self._given, self._work, self._to_apply = after, given, None, []
