@@ -40,8 +40,8 @@ TABLE: dict[str, tuple[Callable[..., Any], Codec]] = {
     "FedAsync": (FedAsync, Lattice(bits=6)),
 }
 # Some tens of rounds, or a few hundred of FedAsync's.
-UNTIL = {"QuAFL": 200.0, "Calibrated": 150.0, "FedAvg": 800.0, "FedBuff": 150.0, "FedNova": 400.0}
-UNTIL |= {"SCAFFOLD": 800.0, "FedAsync": 150.0}
+UNTIL = {"QuAFL": 200.0, "Calibrated": 150.0, "FedAvg": 500.0, "FedBuff": 150.0, "FedNova": 400.0}
+UNTIL |= {"SCAFFOLD": 500.0, "FedAsync": 150.0}
 EACH = pytest.mark.parametrize(("make", "codec"), TABLE.values(), ids=TABLE.keys())
 
 
