@@ -58,14 +58,16 @@ class Told:
 
     applied: list[Applied] = field(default_factory=list)
     merged: int = 0  # of those, the ones that are in the server's model
-    idle: int = 0  # clients that had nothing to answer
+    idle: set[tuple[str, str]] = field(default_factory=set)  # clients that had nothing to answer, and to which ticket
     looks: int = 0
     questions: list[tuple[int, str, bytes]] = field(default_factory=list)  # at which look, ticket, digest of octets
     rounds: list[bytes] = field(default_factory=list)  # fingerprints of the states reached
 
     def copy(self) -> "Told":
         """As it is now."""
-        return Told(list(self.applied), self.merged, self.idle, self.looks, list(self.questions), list(self.rounds))
+        return Told(
+            list(self.applied), self.merged, set(self.idle), self.looks, list(self.questions), list(self.rounds)
+        )
 
 
 class Checks:
@@ -188,7 +190,9 @@ class Checks:
                 if replayed:
                     self._safe.add(_took(entry)[0])
             case Idled():
-                self._told.idle += 1
+                if (entry.name, entry.ticket) in self._told.idle:
+                    raise Violation(f"{entry.name} is written down twice as idle, to {entry.ticket}")
+                self._told.idle.add((entry.name, entry.ticket))
                 if not replayed and not self._faults.on:
                     self._heard_wanted.discard(entry.name)
             case Gave(replies, _):
@@ -288,7 +292,7 @@ class Checks:
         self._told.rounds.append(mine)
         contacts, steps = len(self._told.applied), sum(one.steps for one in self._told.applied)
         idle = machine.totals.contacts - contacts  # what was written down too late was not taken
-        if not 0 <= idle <= self._told.idle or machine.totals.steps != steps:
+        if not 0 <= idle <= len(self._told.idle) or machine.totals.steps != steps:
             raise Violation(
                 f"the totals have {machine.totals.contacts} contacts with {machine.totals.steps} steps, applied were "
                 f"{contacts} with {steps}"
