@@ -341,8 +341,9 @@ class Checks:
     # The clients' processes
 
     def client_begins(self, party: Any) -> None:
-        """As a new process."""
-        self._ledger.client_begins(party.name)
+        """As a new process. Of what the one before had heard in a history that a full disk has made the server forget, it
+        may know nothing any more."""
+        self._ledger.client_begins(party.name, forgiven=any(name == party.name for name, _ in self._unsure))
 
     def disk_lost(self, party: Any) -> None:
         """A client has nothing any more."""
@@ -365,7 +366,16 @@ class Checks:
             if given is not None and given.pending and (now is None or not now.pending):
                 self._check_verdict(party, event, given)
         if self._ledger.kept and (fresh or now is not given or machine.client is not client):
-            self._ledger.client_did(party.name, machine.client, now, client, self._merged, reported=fresh)
+            self._ledger.client_did(party.name, self._to_be(machine), now, client, self._merged, reported=fresh)
+
+    def _to_be(self, machine: Any) -> Any:
+        """The client; of one that waits for its model, what it will be, as far as it has something to remember."""
+        if machine.client is not None or not machine._remembers:
+            return machine.client
+        client = machine._newcomer(machine._model, machine._buffers, machine._terms, 0)
+        for up in machine._to_apply:
+            client = self._cast.algorithm.applied(client, up)
+        return client
 
     def _note_reply(self, party: Any, given: Any, client: Any) -> bool:
         """A new reply; the steps that are in it. Not new: one that was restored."""
@@ -455,9 +465,9 @@ class Ledger:
         """Whether there is anything to keep."""
         return self._conserved is not None
 
-    def client_begins(self, name: str) -> None:
+    def client_begins(self, name: str, *, forgiven: bool) -> None:
         """A new process may have another model: what was there before is written off, but for what is remembered."""
-        if self._conserved is not None and not self._conserved.remembered:
+        if self._conserved is not None and (forgiven or not self._conserved.remembered):
             self.write_off(name)
 
     def write_off(self, name: str) -> None:
