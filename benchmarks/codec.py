@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from quafl import QuAFL, World, sgd
-from quafl.codec import QSGD, Lattice, wire
+from quafl.codec import QSGD, Lattice, gaussian, wire
 from quafl.codec.kernels import Kernel, available
 from quafl.codec.kernels.oracle import Oracle
 from quafl.codec.seams import Codec, Packet
@@ -59,10 +59,17 @@ def kernel_times(
     message = kernel.encode(x, seed, side, bits)
     decoded = kernel.decode(message.symbols, message.checks, seed, side, bits, key)
     assert not decoded.failed.any()
-    return {
+    times = {
         "encode": clock(lambda: kernel.encode(x, seed, side, bits)),
         "decode": clock(lambda: kernel.decode(message.symbols, message.checks, seed, side, bits, key)),
     }
+    if bits <= gaussian.MOST_BITS:
+        rounded = kernel.encode_difference(x, seed, bits)
+        scales = rounded.energy / rounded.match
+        times["difference: encode"] = clock(lambda: kernel.encode_difference(x, seed, bits))
+        parts = rounded.symbols, scales, seed, bits, x.shape[-1]
+        times["difference: decode"] = clock(lambda: kernel.decode_difference(*parts))
+    return times
 
 
 def plain(x: Tensor, key: Tensor, bits: int) -> None:
@@ -97,8 +104,7 @@ def cpu() -> Result:
                         "d": dim,
                         "bits": bits,
                         "kernel": name,
-                        "encode / memcpy": round(times["encode"] / copy, 1),
-                        "decode / memcpy": round(times["decode"] / copy, 1),
+                        **{f"{what} / memcpy": round(took / copy, 1) for what, took in times.items()},
                         "both / plain round and modulo": round((times["encode"] + times["decode"]) / both, 2),
                     }
                 )
@@ -150,8 +156,7 @@ def gpu() -> Result:
                 {
                     "d": dim,
                     "bits": bits,
-                    "encode / copy": round(times["encode"] / copy, 2),
-                    "decode / copy": round(times["decode"] / copy, 2),
+                    **{f"{what} / copy": round(took / copy, 2) for what, took in times.items()},
                     "copy, TB/s": round(8 * dim / copy / 1e9, 2),
                 }
             )

@@ -19,6 +19,7 @@ from torch import Tensor
 from quafl.codec import (
     QSGD,
     DecodeError,
+    Difference,
     Header,
     Identity,
     Lattice,
@@ -123,7 +124,8 @@ FIELDS = {  # offset and type
     "seed": (24, "Q"),
     "side": (32, "f"),
     "blocks": (36, "I"),
-    "length": (40, "Q"),
+    "near": (40, "Q"),
+    "length": (48, "Q"),
 }
 EVERYWHERE: list[Lie] = [
     ("magic", b"HTTP", "begins with b'HTTP'"),
@@ -135,6 +137,7 @@ EVERYWHERE: list[Lie] = [
     ("d", 2**60, "d=1152921504606846976"),
     ("d", 2**63, "d=9223372036854775808, must be below 2^62"),
     ("seed", 2**63, "seed 9223372036854775808, must be below 2^63"),
+    ("near", 2**63, "near 9223372036854775808, must be below 2^63"),
     ("length", 2**50, "promises 1125899906842624"),
 ]
 PLAIN: list[Lie] = [  # codecs without refinements, side and seed
@@ -203,6 +206,18 @@ CASES = {
         [1, 4, 16],
         [*PLAIN, *BUCKETS, ("bits", 0, "0 bits, must have")],
         {4: 0.25},
+    ),
+    "difference": Case(
+        lambda bits: Difference(bits=bits),
+        range(1, 9),
+        [
+            *(lie for lie in PLAIN if lie[0] != "seed"),
+            ("bits", 0, "0 bits, must have 1 to 8"),
+            ("bits", 9, "9 bits, must have 1 to 8"),
+            ("unit", 512, "blocks of 512"),
+            ("blocks", 1, "1 blocks"),
+        ],
+        {1: 0.1, 2: 0.1, 4: 0.1, 8: 0.1},  # of 600 coordinates; the padding has a little less than its share
     ),
     "one from elsewhere": Case(lambda bits: Halves(), [16], [*PLAIN, *UNDIVIDED], {16: 0.1}),
 }

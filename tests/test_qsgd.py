@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from quafl.codec import QSGD, DecodeError, decode, wire
 from quafl.codec.registry import codec_of
+from quafl.codec.seams import HEADER_BYTES
 
 Norm = Literal["l2", "min-max"]
 NORMS = st.sampled_from(["l2", "min-max"])
@@ -53,8 +54,8 @@ def test_a_message_is_decoded_by_its_codec_and_not_by_the_size_of_its_buckets(no
 
 def test_a_message_has_its_bits_and_its_scales() -> None:
     packet = QSGD(bits=3, norm="min-max").encode(torch.randn(2, 5120, generator=rng()), rng())
-    assert packet[0].nbytes == 52 + 5120 * 3 // 8 + 10 * 2 * 4
-    assert QSGD(bits=3, norm="l2").encode(torch.randn(5120), rng()).nbytes == 52 + 5120 * 3 // 8 + 10 * 4
+    assert packet[0].nbytes == HEADER_BYTES + 5120 * 3 // 8 + 10 * 2 * 4
+    assert QSGD(bits=3, norm="l2").encode(torch.randn(5120), rng()).nbytes == HEADER_BYTES + 5120 * 3 // 8 + 10 * 4
 
 
 def test_misuse_is_said() -> None:

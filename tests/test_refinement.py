@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from quafl.codec import DecodeError, Lattice, Packet, WireError, answer, decode, encode, wire
-from quafl.codec.seams import Refine
+from quafl.codec.seams import HEADER_BYTES, Refine
 
 
 def rng(seed: int = 0) -> torch.Generator:
@@ -54,7 +54,7 @@ def test_only_the_failed_blocks_are_asked_for_and_one_bit_is_enough_when_the_key
     share = len(request.symbols) / packet.checks.shape[-1]
     assert 0.1 < share < 0.3  # 1 − P(1024 normals stay within 3.5·16/15 deviations, on average over the dither) = 0.18
     assert (request.bits, request.sent) == (1, 4)
-    assert reply.nbytes == len(wire.to_bytes(reply)) == 52 + 4 * len(request.symbols) * 33
+    assert reply.nbytes == len(wire.to_bytes(reply)) == HEADER_BYTES + 4 * len(request.symbols) * 33
     assert ((decoded - x).square().sum() / codec.noise(packet)).item() == pytest.approx(1, abs=0.02)
 
 

@@ -45,6 +45,7 @@ from quafl.protocol.messages import (
     to_bytes,
 )
 from quafl.protocol.repairs import replay
+from quafl.protocol.speech import Spoken
 
 FOUR = Lattice(bits=4)
 ZERO = packet(torch.zeros(DIM), FOUR)
@@ -515,7 +516,9 @@ def test_a_reply_repeated_many_times_has_one_vote_on_what_is_usual() -> None:
     def says(name: str, size: float) -> None:
         made = packet(torch.full((DIM,), size / DIM**0.5), Identity())
         parts = messages.parcel_parts(Parcel((made,), (torch.tensor(nan),)), [0.0])
-        opinion = judge.read(Reply(b"t" * 16, 1, b"".join(parts)), told, replay([]), judge.usual())
+        opinion = judge.read(
+            Reply(b"t" * 16, 1, b"".join(parts)), Spoken(b"t" * 16, told, told), replay([]), judge.usual()
+        )
         judge.learn(name, opinion.away)
 
     for name in ("a", "b", "c"):

@@ -1,14 +1,14 @@
 """An algorithm's messages as packets, and back: each declared vector by the codec that suits what it is near to."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from quafl.codec.identity import Identity
-from quafl.codec.seams import Codec, Codecs, Packet, Refine
+from quafl.codec.seams import Codec, Codecs, DecodeError, Packet, Refine
 from quafl.core.messages import Heard, Message, Vector
 from quafl.core.seams import Algorithm
 from quafl.core.structs import Struct
@@ -76,23 +76,33 @@ class Coder:
         rng: torch.Generator,
         distances: Mapping[str, Distance],
         heard: Message | None = None,
+        name: int = 0,
     ) -> Parcel:
         """A fresh message. `distances` are the sender's estimates of how far each vector is from the receiver's key;
-        `heard` is the message that it answers."""
+        `heard` is the message that it answers, `name` what both ends call it."""
         packets = []
         for place, vector in enumerate(self.vectors):
             x = getattr(message, vector.name)
             if self._is_difference(vector):
                 x = x - getattr(heard, vector.near.name)  # type: ignore[union-attr]  # it is Heard
             exact = message.statistics if place == 0 else None
-            packets.append(self._codec.encode(x, rng, distance=distances.get(vector.name, 0.0), exact=exact))
+            packet = self._codec.encode(x, rng, distance=distances.get(vector.name, 0.0), exact=exact)
+            packets.append(replace(packet, near=self._near(vector, name)))
         return Parcel(tuple(packets), tuple(getattr(message, one.name) for one in message.numbers()))
 
-    def unpack(self, parcel: Parcel, keys: Mapping[str, Tensor], refine: RefineVector | None = None) -> Message:
-        """The message, with keys by the names of its vectors; or DecodeError."""
+    def _near(self, vector: Vector, name: int) -> int:
+        return name if self._is_difference(vector) else 0
+
+    def unpack(
+        self, parcel: Parcel, keys: Mapping[str, Tensor], refine: RefineVector | None = None, name: int = 0
+    ) -> Message:
+        """The message, with keys by the names of its vectors; or DecodeError, also if it is a difference from something
+        else than what has this name."""
         decoded = {}
         for place, vector in enumerate(self.vectors):
-            key = keys[vector.name]
+            key, near = keys[vector.name], parcel.packets[place].near
+            if near != self._near(vector, name):
+                raise DecodeError(f"the {vector.name} is a difference from {near:x}, expected {name:x}")
             x = self._codec.decode(parcel.packets[place], key=key, refine=_of(refine, place))
             decoded[vector.name] = x + key if self._is_difference(vector) else x
         numbers = {one.name: value for one, value in zip(self.message.numbers(), parcel.numbers, strict=True)}

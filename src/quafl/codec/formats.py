@@ -31,6 +31,7 @@ class Header(NamedTuple):
     seed: int
     side: float
     blocks: int
+    near: int
     length: int
 
 
@@ -56,7 +57,7 @@ class Format(Protocol):
     def layout(self, header: Header) -> Layout:
         """The payload that the header promises, or a WireError if it says something that this codec never does.
 
-        Called when codec, dtype and kind are known, the seed is below 2^63 and d below 2^62. The length is not
+        Called when codec, dtype and kind are known, seed and near are below 2^63 and d below 2^62. The length is not
         compared yet: it must make room for nothing.
         """
 

@@ -7,7 +7,7 @@ whole word, made odd, is the weight in the block's checksum.
 import torch
 from torch import Tensor
 
-BLOCK = 1024  # coordinates that are rotated together
+BLOCK = 1024  # coordinates that are rotated together, where there are so many
 _GOLDEN = 0x9E3779B9
 
 
@@ -33,11 +33,11 @@ def _mix(word: Tensor) -> Tensor:
     return word ^ _shift_right(word, 16)
 
 
-def words(seed: Tensor, blocks: Tensor) -> Tensor:
-    """The hash of every coordinate, "... 1024 m", int32, for seeds "..." and m blocks, given by their numbers."""
+def words(seed: Tensor, blocks: Tensor, rows: int = BLOCK) -> Tensor:
+    """The hash of every coordinate, "... rows m", int32, for seeds "..." and m blocks, given by their numbers."""
     low, high = seed.to(torch.int32), (seed >> 32).to(torch.int32)
     key = _mix(low) ^ _mix(high + _int32(_GOLDEN))
-    row = torch.arange(BLOCK, dtype=torch.int32, device=seed.device)
+    row = torch.arange(rows, dtype=torch.int32, device=seed.device)
     block_key = _mix(key.unsqueeze(-1) + blocks.to(torch.int32) * _int32(_GOLDEN))
     return _stir(block_key.unsqueeze(-2) + (row * _int32(_GOLDEN)).unsqueeze(-1))
 

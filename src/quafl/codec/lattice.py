@@ -15,10 +15,9 @@ from torch import Tensor
 
 from quafl.codec import refinement
 from quafl.codec.formats import KINDS, Header, Layout, expect
-from quafl.codec.hashing import BLOCK
 from quafl.codec.kernels import LIMIT, Kernel, kernel_for, kernel_named
 from quafl.codec.packets import broadcast, check_finite, check_fits, draw_seeds, make_packet
-from quafl.codec.rotation import block_count
+from quafl.codec.rotation import block_count, block_size
 from quafl.codec.seams import DecodeError, Packet, Refine
 from quafl.core.messages import Model
 
@@ -69,7 +68,7 @@ class Lattice:
             x,
             LATTICE,
             self.bits,
-            BLOCK,
+            block_size(x.shape[-1]),
             encoded.symbols.view(*leading, encoded.symbols.shape[-1]),
             checks=encoded.checks.view(*leading, encoded.checks.shape[-1]),
             side=side.view(leading),
@@ -142,7 +141,8 @@ class LatticeFormat:
         """32·b words of symbols and one checksum a block; a block's number for each in a request."""
         expect(1 <= header.bits <= 16, f"lattice message has {header.bits} bits, must have 1 to 16")
         expect(0 < header.side < inf, f"lattice message has side {header.side}, must be positive and finite")
-        expect(header.unit == BLOCK, f"lattice message has blocks of {header.unit}, must have {BLOCK}")
+        size = block_size(header.dim)
+        expect(header.unit == size, f"lattice message has blocks of {header.unit}, d={header.dim} has {size}")
         kind, blocks = KINDS[header.kind], header.blocks
         whole, last, most = block_count(header.dim), header.sent + header.bits, refinement.FULL
         if kind == "base":
@@ -155,7 +155,7 @@ class LatticeFormat:
             expect(1 <= blocks <= whole, f"{kind} of {blocks} blocks, d={header.dim} has {whole}")
         if kind == "request":
             return Layout(symbols=blocks)
-        return Layout(symbols=BLOCK // 32 * header.bits * blocks, checks=blocks)
+        return Layout(symbols=size // 32 * header.bits * blocks, checks=blocks)
 
     def blocks(self, packet: Packet) -> int:
         """All of them in a first message, those asked for in the others."""

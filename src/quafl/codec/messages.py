@@ -14,6 +14,13 @@ True
 >>> int(received["seen"])                                  # what is not a floating-point number is not sent
 7
 
+Where both ends have the same weights, the difference from them costs as many octets, and its error is a fifth or less:
+
+>>> message = encode(mine, near=theirs)
+>>> received = decode(message, near=theirs)
+>>> float((received["weight"] - mine["weight"]).norm() / (mine["weight"] - theirs["weight"]).norm()) < 0.11
+True
+
 A sender that does not have the receiver's model says how far away it expects it to be:
 
 >>> message = encode(torch.ones(5000), distance=1.0, bits=8)
@@ -29,12 +36,15 @@ quafl.codec.seams.DecodeError: blocks [0, 1, 2, 3, 4] of 5 do not decode: ...
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from hashlib import blake2b
 from typing import TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
 from quafl.codec import wire
+from quafl.codec.difference import Difference
 from quafl.codec.identity import Identity
 from quafl.codec.lattice import Lattice
 from quafl.codec.packets import check_dtype
@@ -54,6 +64,7 @@ def encode(
     weights: Weights,
     *,
     key: Weights | None = None,
+    near: Weights | None = None,
     distance: float | None = None,
     bits: int = 4,
     resolution: float | None = None,
@@ -62,45 +73,74 @@ def encode(
 ) -> bytes:
     """A message from which whoever has nearly the same weights can restore these.
 
-    Give the receiver's weights (`key`), or how far from them these are (`distance`, ‖weights − key‖), or the lattice's
-    side (`resolution`). `bits` 32 sends everything as it is. Entries of a state_dict that `exact` names travel in full
-    precision; those that are not floating-point numbers are not sent, and those that are must be float32, float16 or
-    bfloat16.
+    Give what both ends have (`near`), and the difference from it is sent, which has the smaller error; the receiver
+    must have the very same, bit for bit. Where only the receiver has something near, give that (`key`), or how far from
+    it these are (`distance`, ‖weights − key‖), or the lattice's side (`resolution`). `bits` 32 sends everything as it
+    is. Entries of a state_dict that `exact` names travel in full precision; those that are not floating-point numbers
+    are not sent, and those that are must be float32, float16 or bfloat16.
     """
     _check_dtypes(weights)
     vector, buffers = _flatten(weights, exact)
-    if key is not None:
-        distance = float((vector - _flatten(key, exact)[0]).norm())
-    codec: Codec = Identity() if bits == Identity.bits else Lattice(bits=bits, resolution=resolution)
     if rng is None:
         rng = torch.Generator()
         rng.seed()
+    if near is not None:
+        if key is not None or distance is not None or resolution is not None:
+            raise ValueError("near is what both ends have; a key, a distance or a resolution is for when only one has")
+        reference = _same_size(vector, _flatten(near, exact)[0], "near")
+        packet = Difference(bits=bits).encode(vector - reference, rng, exact=buffers)
+        return wire.to_bytes(replace(packet, near=_name(reference)))
+    if key is not None:
+        distance = float((vector - _same_size(vector, _flatten(key, exact)[0], "key")).norm())
+    codec: Codec = Identity() if bits == Identity.bits else Lattice(bits=bits, resolution=resolution)
     return wire.to_bytes(codec.encode(vector, rng, distance=distance, exact=buffers))
 
 
 def decode(
     message: bytes,
     *,
-    key: Weights,
+    key: Weights | None = None,
+    near: Weights | None = None,
     exact: Choose = running_statistics,
     refine: Callable[[bytes], bytes] | None = None,
 ) -> Weights:
-    """The sender's weights, shaped like `key`, the receiver's own.
+    """The sender's weights, shaped like `key`, the receiver's own, or like `near`, what both ends have.
 
     `refine`, where there is a way back to the sender, carries a request to it and returns what `answer` there makes of
-    it; without it, a key too far away raises DecodeError.
+    it; without it, a key too far away raises DecodeError. So does another `near` than the sender's.
     """
+    mine = key if near is None else near
+    if mine is None or (key is not None and near is not None):
+        raise ValueError("decode needs a key, or what the sender gave as near, and not both")
     packet = wire.from_bytes(message)
-    vector, buffers = _flatten(key, exact)
+    vector, buffers = _flatten(mine, exact)
     if packet.exact.shape != buffers.shape:
         raise DecodeError(f"message has {packet.exact.shape[-1]} exact values, the key {buffers.shape[-1]}")
+    if packet.near != (0 if near is None else _name(vector)):
+        raise DecodeError(
+            "the message is a difference from something else than this: give as near, at both ends, the same weights"
+            if packet.near
+            else "the message is no difference: it was sent without near, and is to be decoded with a key"
+        )
 
     def ask(row: int, request: Packet) -> Packet:
         assert refine is not None
         return wire.from_bytes(refine(wire.to_bytes(request)))
 
     decoded = codec_of(packet).decode(packet, key=vector, refine=ask if refine else None)
-    return _like(key, decoded, packet.exact, exact)
+    return _like(mine, decoded if near is None else vector + decoded, packet.exact, exact)
+
+
+def _name(reference: Tensor) -> int:
+    """A digest of all coordinates, not 0 and below 2^63."""
+    digest = blake2b(reference.cpu().numpy().tobytes(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1 or 1
+
+
+def _same_size(vector: Tensor, other: Tensor, name: str) -> Tensor:
+    if vector.shape != other.shape:
+        raise ValueError(f"{name} has {len(other)} coordinates, the weights have {len(vector)}; is it of this model?")
+    return other
 
 
 def answer(request: bytes, weights: Weights, *, exact: Choose = running_statistics) -> bytes:

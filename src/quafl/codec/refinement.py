@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from quafl.codec import hashing
-from quafl.codec.kernels.oracle import checksum, nearest, points
+from quafl.codec.kernels.oracle import centers, checksum, nearest, points
 from quafl.codec.packing import pack, unpack, unpack_groups
-from quafl.codec.rotation import block_count, places, rotate, rotate_back
+from quafl.codec.rotation import block_count, block_size, places, rotate, rotate_back
 from quafl.codec.seams import DecodeError, Packet
 
 FULL = 24  # bits that tell a lattice point from all others: |k| < 2^21
@@ -27,7 +27,7 @@ def answer(x: Tensor, request: Packet) -> Packet:
     """The sender's part: the bits from `request.sent` on of the points in the blocks asked for."""
     blocks = request.symbols.to(torch.int64)
     place, inside = places(request.dim, blocks)
-    words = hashing.words(request.seed, blocks)
+    words = hashing.words(request.seed, blocks, block_size(request.dim))
     t = rotate(_values(x, place) * inside, hashing.sign(words)) * request.side.reciprocal()
     k = points(t, hashing.dither(words))
     total = request.sent + request.bits
@@ -44,7 +44,8 @@ def repair(vector: Tensor, packet: Packet, key: Tensor, failed: Tensor, ask: Cal
     blocks = failed.nonzero().squeeze(-1)
     here = torch.device("cpu") if len(blocks) <= FEW else vector.device
     blocks, packet = blocks.to(here), packet.each(lambda tensor: tensor.to(here))
-    layout = packet.symbols.view(hashing.BLOCK // 32, packet.bits, block_count(packet.dim))
+    size = block_size(packet.dim)
+    layout = packet.symbols.view(size // 32, packet.bits, block_count(packet.dim))
     residues = unpack_groups(layout[..., blocks], packet.bits)
     sent, wanted = packet.bits, 1
     while len(blocks):
@@ -60,9 +61,9 @@ def repair(vector: Tensor, packet: Packet, key: Tensor, failed: Tensor, ask: Cal
         )
         reply = ask(request)
         _check_reply(reply, request)
-        residues = residues | (unpack(reply.symbols, more, hashing.BLOCK, len(blocks)) << sent)
+        residues = residues | (unpack(reply.symbols, more, size, len(blocks)) << sent)
         sent, wanted = sent + more, 2 * wanted
-        words = hashing.words(packet.seed, blocks)
+        words = hashing.words(packet.seed, blocks, size)
         k, known = _points(residues, sent, packet, key, blocks, words)
         right = known & (checksum(k, sent, words) == reply.checks)
         if sent == FULL and not right.all():
@@ -80,7 +81,7 @@ def _points(
         return wrapped, torch.ones_like(blocks, dtype=torch.bool)
     place, inside = places(packet.dim, blocks)
     t = rotate(_values(key, place) * inside, hashing.sign(words)) * packet.side.reciprocal()
-    k, _, reachable = nearest(residues, sent, t, hashing.dither(words))
+    k, reachable = nearest(residues, sent, t, hashing.dither(words))
     return k, reachable.all(dim=-2)
 
 
@@ -90,10 +91,9 @@ def _values(vector: Tensor, place: Tensor) -> Tensor:
 
 
 def _put(vector: Tensor, packet: Packet, k: Tensor, blocks: Tensor, words: Tensor) -> None:
-    """R⁻¹[γ(k − u + ½)] into its places; in double precision, because here no key keeps the numbers small."""
+    """R⁻¹[γ(k − u + ½)] into its places, as the kernels have it."""
     place, inside = places(packet.dim, blocks)
-    centers = k.double() - hashing.dither(words).double() + 0.5
-    values = rotate_back(centers, hashing.sign(words).double(), packet.side.double())
+    values = rotate_back(centers(k, words), hashing.sign(words), packet.side)
     vector[place[inside].to(vector.device)] = values[inside].to(vector.device, vector.dtype)
 
 

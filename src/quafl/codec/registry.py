@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from quafl.codec.difference import DifferenceFormat
 from quafl.codec.formats import Format
 from quafl.codec.identity import IdentityFormat
 from quafl.codec.lattice import LatticeFormat
@@ -11,7 +12,9 @@ from quafl.codec.seams import Codec, Packet
 
 FREE = range(128, 256)  # ids for codecs from elsewhere; those below are this project's, 4 among them for an E8 lattice
 
-_formats: dict[int, Format] = {one.id: one for one in (IdentityFormat(), LatticeFormat(), L2_FORMAT, MINMAX_FORMAT)}
+_formats: dict[int, Format] = {
+    one.id: one for one in (IdentityFormat(), LatticeFormat(), L2_FORMAT, MINMAX_FORMAT, DifferenceFormat())
+}
 FORMATS: Mapping[int, Format] = MappingProxyType(_formats)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from quafl.core.messages import Model
 from quafl.core.structs import Struct
 
-HEADER_BYTES = 52  # of every message; the layout is codec.wire's
+HEADER_BYTES = 60  # of every message; the layout is codec.wire's
 
 
 class WireError(Exception):
@@ -42,6 +42,7 @@ class Packet(Struct):
     dtype: torch.dtype = torch.float32  # of the vector
     kind: Literal["base", "request", "refinement"] = "base"
     sent: int = 0  # bits of the same coordinates that went before
+    near: int = 0  # name of the vector from which this is a difference; 0: none
 
     @property
     def nbytes(self) -> int:

@@ -16,10 +16,10 @@ from quafl.codec.seams import HEADER_BYTES, Packet, WireError
 from quafl.core.pieces import is_finite
 
 MAGIC = b"QAFL"
-VERSION = 1
+VERSION = 2
 
-# magic, version, codec, dtype, bits, bits sent before, kind, unit, exact count, d, seed, side, blocks, payload octets
-_HEADER = struct.Struct("<4sBBBBBBHIQQfIQ")
+# magic, version, codec, dtype, bits, bits sent before, kind, unit, exact, d, seed, side, blocks, near, payload octets
+_HEADER = struct.Struct("<4sBBBBBBHIQQfIQQ")
 _CRC = struct.Struct("<I")
 assert _HEADER.size + _CRC.size == HEADER_BYTES
 
@@ -50,6 +50,7 @@ def to_parts(packet: Packet) -> list[bytes | memoryview]:
             seed=int(packet.seed),
             side=float(packet.side),
             blocks=format_of(packet).blocks(packet),
+            near=packet.near,
             length=sum(part.nbytes for part in payload),
         )
     )
@@ -102,6 +103,7 @@ def from_bytes(message: bytes | bytearray | memoryview) -> Packet:
         dtype=DTYPES[head.dtype],
         kind=KINDS[head.kind],
         sent=head.sent,
+        near=head.near,
     )
     for name, values in ("scales", packet.scales), ("full-precision values", packet.exact):
         expect(is_finite(values), f"message has {name} that are NaN or infinite")
@@ -117,6 +119,8 @@ def _format(head: Header) -> Format:
     expect(head.dtype < len(DTYPES), f"message has dtype {head.dtype}, known are 0 to {len(DTYPES) - 1}")
     expect(head.kind < len(KINDS), f"message is of kind {head.kind}, known are {KINDS}")
     expect(head.seed < 2**63, f"message has seed {head.seed}, must be below 2^63")
+    expect(head.near < 2**63, f"message is near {head.near}, must be below 2^63")
+    expect(head.near == 0 or head.kind == 0, f"{KINDS[head.kind]} is near {head.near}, must be 0")
     expect(head.dim < 2**62, f"message has d={head.dim}, must be below 2^62")
     return found
 

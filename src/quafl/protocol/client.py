@@ -48,7 +48,7 @@ from quafl.protocol.messages import (
     Welcome,
 )
 from quafl.protocol.repairs import MOST_REPAIRS, Wanted, replay
-from quafl.protocol.speech import Hearing, decode_down, encode_up, measured, model_of, understood
+from quafl.protocol.speech import Hearing, decode_down, encode_up, measured, model_of, name_of, understood
 
 HELLO_PATIENCE = 5.0  # seconds for the server's answer to a greeting
 ANSWER_PATIENCE = 30.0  # for its answers to anything else,
@@ -462,11 +462,13 @@ class ClientSide(Machine):
     ) -> Flow:
         """What the client says, written down before it leaves; its octets."""
         rng = torch.Generator().manual_seed(derive(self._run, self._name, contact.ticket.hex()))
+        name = name_of(contact.ticket, whole=contact.whole)
 
         def answered() -> tuple[Any, Parcel | None]:
             said = speak(terms.algorithm, terms.optimizer, client, hearing.down)
-            parcel = encode_up(terms.coders, said, hearing, at_once=at_once, rng=rng) if said.answers.all() else None
-            return said, parcel
+            if not said.answers.all():
+                return said, None
+            return said, encode_up(terms.coders, said, hearing, at_once=at_once, rng=rng, name=name)
 
         said, parcel = yield Compute(answered)
         if parcel is None and bool(said.broken):

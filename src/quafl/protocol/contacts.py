@@ -10,7 +10,6 @@ import torch
 from quafl.codec import wire
 from quafl.codec.coders import Coders, Parcel
 from quafl.codec.seams import DecodeError, Packet, WireError
-from quafl.core.messages import Message
 from quafl.core.seams import Algorithm, ServerState
 from quafl.protocol import log, messages
 from quafl.protocol.carrier import Octets, Unreachable
@@ -36,6 +35,7 @@ from quafl.protocol.messages import (
     Welcome,
 )
 from quafl.protocol.repairs import MOST_REPAIRS, Wanted, replay
+from quafl.protocol.speech import Spoken
 
 
 class Contacts(Debts):
@@ -273,10 +273,10 @@ class Contacts(Debts):
 
     def _read(self, member: Member, question: Question, message: Reply) -> Flow:
         """What a reply says. Bits that are missing are asked for; nothing else is kept of an attempt without them."""
-        bits, known, told, usual = list[bytes](), list[Packet](), self._told(question), self._judge.usual()
+        bits, known, spoken, usual = list[bytes](), list[Packet](), self._spoken(question), self._judge.usual()
         while True:
             try:
-                read = lambda: self._judge.read(message, told, replay(known), usual)  # noqa: E731
+                read = lambda: self._judge.read(message, spoken, replay(known), usual)  # noqa: E731
                 opinion = yield Compute(read)
             except Wanted as wanted:
                 if len(known) >= MOST_REPAIRS * len(self._coders.up.vectors):
@@ -300,13 +300,14 @@ class Contacts(Debts):
         self.totals.up += len(bits)
         return bytes(bits)
 
-    def _told(self, question: Question) -> Message:
+    def _spoken(self, question: Question) -> Spoken:
         """What the answers to a question are near to; where nobody needs that, something of the same shape."""
-        if question.heard is not None:
-            return question.heard
+        if question.heard is not None and question.told is not None:
+            return Spoken(question.ticket, question.heard, question.told)
         down, unknown = self._algorithm.records.down, torch.tensor(torch.nan)
         vectors = {one.name: getattr(self.server, one.name) for one in down.vectors()}
-        return down(statistics=self.server.buffers, **vectors, **{one.name: unknown for one in down.numbers()})
+        told = down(statistics=self.server.buffers, **vectors, **{one.name: unknown for one in down.numbers()})
+        return Spoken(question.ticket, told, told)
 
     def _tell_end(self, member: Member) -> Flow:
         try:

@@ -14,7 +14,7 @@ from quafl.core.pieces import distance
 from quafl.core.seams import Algorithm
 from quafl.core.server import keyed
 from quafl.protocol.messages import NOT_TOLD, Reply, parcel_from
-from quafl.protocol.speech import keys_up
+from quafl.protocol.speech import Spoken, keys_up
 
 STILL = 1e-9  # the codec's own error, where nobody has moved
 ENOUGH = 3  # clients, below which nobody knows what is usual
@@ -48,7 +48,7 @@ class Judge:
         if away > STILL:
             self._votes[name] = away
 
-    def read(self, reply: Reply, told: Message, refine: RefineVector, usual: float | None) -> Opinion:
+    def read(self, reply: Reply, spoken: Spoken, refine: RefineVector, usual: float | None) -> Opinion:
         """What it says, decoded with what both ends know of the message that it answers; WireError or DecodeError for
         what cannot be, or is not to be believed. Nothing of the judge is changed."""
         if not (reply.steps == NOT_TOLD or 0 <= reply.steps <= self._algorithm.local_steps):
@@ -56,6 +56,7 @@ class Judge:
         declared = self._coder.message.numbers()
         parcel, more = parcel_from(reply.body, len(self._coder.vectors), len(declared), len(self._keyed))
         distances = dict(zip(self._keyed, more, strict=True))
+        called, told = spoken.meant(parcel)
         for name, far in distances.items():
             if not (isfinite(far) and far >= 0):
                 raise WireError(f"measured a distance of {far} to the {name}")
@@ -64,7 +65,7 @@ class Judge:
         for place, packet in enumerate(parcel.packets):
             self._check_form(place, packet, told)
         keys = keys_up(self._coder, told)
-        up = self._coder.unpack(parcel, keys, refine)
+        up = self._coder.unpack(parcel, keys, refine, called)
         up = replace(up, statistics=up.statistics.clone())  # not a view that keeps the whole message
         reaches = [float(distance(getattr(up, name), key)) for name, key in keys.items()]
         for far in (*reaches, *distances.values()):

@@ -346,9 +346,9 @@ class ServerSide(Contacts):
         member, question = self.members[entry.name], self._questions.get(bytes.fromhex(entry.ticket))
         if question is None or member.owes != question.ticket:
             return  # nobody waited for it any more
-        message, told = messages.from_bytes(octets), self._told(question)
+        message, spoken = messages.from_bytes(octets), self._spoken(question)
         assert isinstance(message, Reply)
-        opinion = yield Compute(lambda: self._judge.read(message, told, replay(known), inf))  # it was believed
+        opinion = yield Compute(lambda: self._judge.read(message, spoken, replay(known), inf))  # it was believed
         self._take(member, question, opinion, octets)
         self.members.well_done(member, member.seconds)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import torch
@@ -45,8 +46,31 @@ def model_of(down: Message) -> Tensor:
     return model
 
 
-def encode_up(coders: Coders, said: Said, hearing: Hearing, *, at_once: bool, rng: torch.Generator) -> Parcel:
-    """The answers (client, line 3). `said` has a row for each client that answers, and so must the hearing.
+class Spoken(NamedTuple):
+    """What the server has said with a ticket, as its answers may know it."""
+
+    ticket: bytes
+    heard: Message  # as it was decoded
+    told: Message  # in full precision, as those know it who have asked for that
+
+    def meant(self, parcel: Parcel) -> tuple[int, Message]:
+        """The one that an answer is a difference from, by its name, and that name."""
+        whole = name_of(self.ticket, whole=True)
+        if any(packet.near == whole for packet in parcel.packets):
+            return whole, self.told
+        return name_of(self.ticket, whole=False), self.heard
+
+
+def name_of(ticket: bytes, *, whole: bool) -> int:
+    """What both ends call a message, as packets carry it. Its ticket is made of a digest of its octets."""
+    return int.from_bytes(blake2b(ticket + bytes([whole]), digest_size=8).digest(), "little") >> 1 or 1
+
+
+def encode_up(
+    coders: Coders, said: Said, hearing: Hearing, *, at_once: bool, rng: torch.Generator, name: int = 0
+) -> Parcel:
+    """The answers (client, line 3). `said` has a row for each client that answers, and so must the hearing. `name` is
+    what both ends call the message that they answer.
 
     How far a vector is from the server's key, the client knows up to the noise of what it has heard. A vector that was
     there before the message came has nothing of that noise; one that stands on the message has it in addition.
@@ -59,7 +83,8 @@ def encode_up(coders: Coders, said: Said, hearing: Hearing, *, at_once: bool, rn
         noise = hearing.noise[one.near.name]
         return denoised(away, noise if at_once else -noise)
 
-    return coders.up.pack(said.up, rng, {one.name: gap(one) for one in coders.up.vectors}, heard=hearing.down)
+    gaps = {one.name: gap(one) for one in coders.up.vectors}
+    return coders.up.pack(said.up, rng, gaps, heard=hearing.down, name=name)
 
 
 def keys_up(coder: Coder, told: Message) -> dict[str, Tensor]:

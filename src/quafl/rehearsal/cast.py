@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from quafl.codec.coders import Coders, coders_for
+from quafl.codec.difference import Difference
 from quafl.codec.hashing import BLOCK
 from quafl.codec.identity import Identity
 from quafl.codec.lattice import Lattice
-from quafl.codec.qsgd import QSGD
-from quafl.codec.seams import Codec
+from quafl.codec.seams import Codec, Codecs
 from quafl.core.ca2fl import CA2FL
 from quafl.core.calibrated import Calibrated
 from quafl.core.defence import Defence
@@ -91,11 +91,11 @@ ALGORITHMS = {
     "SCAFFOLD, defended": Role(partial(SCAFFOLD, lr=LR, defence=Defence(clip=3.0)), CONTROLS),
     "FedAsync": Role(FedAsync, by_rounds=False),
 }
-CODECS: dict[str, Codec] = {
+CODECS: dict[str, Codec | Codecs] = {
     "Identity": Identity(),
     "Lattice": Lattice(4),
     "Lattice, narrow": Lattice(4, spread=1.2),  # which needs repairs
-    "QSGD": QSGD(8),
+    "Difference": Codecs(up=Difference(4), down=Lattice(4)),
 }
 
 

@@ -341,8 +341,8 @@ class Checks:
     # The clients' processes
 
     def client_begins(self, party: Any) -> None:
-        """As a new process. Of what the one before had heard in a history that a full disk has made the server forget, it
-        may know nothing any more."""
+        """As a new process. It may know nothing any more of what the one before had heard in a history that a full disk
+        has made the server forget."""
         self._ledger.client_begins(party.name, forgiven=any(name == party.name for name, _ in self._unsure))
 
     def disk_lost(self, party: Any) -> None:
@@ -372,9 +372,10 @@ class Checks:
         """The client; of one that waits for its model, what it will be, as far as it has something to remember."""
         if machine.client is not None or not machine._remembers:
             return machine.client
-        client = machine._newcomer(machine._model, machine._buffers, machine._terms, 0)
+        terms = machine._terms
+        client = machine._newcomer(machine._model, machine._buffers, terms, 0)
         for up in machine._to_apply:
-            client = self._cast.algorithm.applied(client, up)
+            client = terms.algorithm.applied(client, up)
         return client
 
     def _note_reply(self, party: Any, given: Any, client: Any) -> bool:

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
 
-from quafl.codec import QSGD, Identity, Lattice
+from quafl.codec import QSGD, Difference, Identity, Lattice
 from quafl.codec.seams import Codec, Codecs
 from quafl.settings.base import Positive, Section
 
@@ -56,7 +56,20 @@ class QSGDSettings(Section):
         return QSGD(bits=self.bits, norm=self.norm, bucket=self.bucket, difference=self.difference)
 
 
-OneWay: TypeAlias = Annotated[LatticeSettings | IdentitySettings | QSGDSettings, Field(discriminator="name")]
+class DifferenceSettings(Section):
+    """See codec.difference."""
+
+    name: Literal["difference"]
+    bits: int = Field(default=4, ge=1, le=8)
+
+    def build(self) -> Codec:
+        """The codec."""
+        return Difference(bits=self.bits)
+
+
+OneWay: TypeAlias = Annotated[
+    LatticeSettings | DifferenceSettings | IdentitySettings | QSGDSettings, Field(discriminator="name")
+]
 
 
 class EachWaySettings(Section):

@@ -137,6 +137,8 @@ class ReplayedFleet(SimulatedFleet):
         if joins and not replied.whole and self._coders.down.needs_keys:
             raise Deviation(f"round {question.round}: {replied.name} answers without ever having got a model")
         coder = self._coders.down.in_full() if replied.whole else self._coders.down
+        if replied.whole and question.down is not None:
+            question = replace(question, down=told)
         packed = coder.pack(told, torch.Generator(), {}) if replied.whole else parcel
         if joins:
             nothing = {one.name: zeros(model_of(told)) for one in coder.vectors}

@@ -1,7 +1,8 @@
-"""Three implementations of one format: torch (the oracle, any device), C (CPU), Triton (CUDA).
+"""Three implementations of the lattice and of the difference code: torch (the oracle, any device), C (CPU), Triton
+(CUDA).
 
-A kernel works on rows: vectors "n d", float32. Each decodes what the others have encoded, and their encoders agree bit
-for bit.
+A kernel works on rows: vectors "n d", float32. Each decodes what the others have encoded; encoders agree bit for bit,
+and so do decoders.
 """
 
 import logging
@@ -29,6 +30,14 @@ class Decoded(NamedTuple):
     failed: Tensor  # "n W", bool: blocks that are not right
 
 
+class Rounded(NamedTuple):
+    """Rows, rounded to the levels of a Gaussian."""
+
+    symbols: Tensor  # "n words", int32
+    energy: Tensor  # "n W": ‖block‖²
+    match: Tensor  # "n W": Σ |z|·level
+
+
 class Kernel(Protocol):
     """What encodes and decodes. In `decode`, messages or keys may be a single row for all."""
 
@@ -36,7 +45,13 @@ class Kernel(Protocol):
         """Lattice points of R x/γ, modulo 2^b."""
 
     def decode(self, symbols: Tensor, checks: Tensor, seed: Tensor, side: Tensor, bits: int, key: Tensor) -> Decoded:
-        """The points nearest to the key."""
+        """The points nearest to the key, R⁻¹ γ(k − u + ½): the same bits for every key that is near enough."""
+
+    def encode_difference(self, x: Tensor, seed: Tensor, bits: int) -> Rounded:
+        """Signs and cells of R x, in units of √(‖block‖²/rows)."""
+
+    def decode_difference(self, symbols: Tensor, scales: Tensor, seed: Tensor, bits: int, dim: int) -> Tensor:
+        """R⁻¹ of the levels times the scale of each block, "n d"."""
 
 
 @cache

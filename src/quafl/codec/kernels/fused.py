@@ -1,4 +1,4 @@
-"""The lattice in Triton, for CUDA: rotation, dither, rounding, packing and checksum in one kernel.
+"""Both codes in Triton, for CUDA: rotation, rounding, packing and checksum in one kernel.
 
 A program has LANES blocks side by side: a tile "1024 lanes", 32 of its elements in the registers of a thread. Five
 stages of the Hadamard transform are between rows that one thread has when every 32nd row is its own (COARSE), five when
@@ -7,7 +7,8 @@ through shared memory. Layouts are said explicitly, in Gluon, Triton's own lower
 moves the tile at every stage. Under TRITON_INTERPRET=1 the same code runs as plain Triton, without layouts, on any
 machine.
 
-Products and sums are never fused: all kernels get the same lattice points.
+Products and sums are never fused: all kernels get the same symbols. A vector that is a single small block is left to
+torch.
 """
 
 from functools import cache
@@ -17,9 +18,11 @@ import torch
 import triton
 from torch import Tensor
 
+from quafl.codec import gaussian
 from quafl.codec.hashing import BLOCK
-from quafl.codec.kernels import Decoded, Encoded
-from quafl.codec.rotation import block_count
+from quafl.codec.kernels import Decoded, Encoded, Rounded
+from quafl.codec.kernels.oracle import Oracle
+from quafl.codec.rotation import block_count, block_size
 
 INTERPRETED = triton.knobs.runtime.interpret
 
@@ -189,7 +192,22 @@ def _encode(
     tl.store(checks_ptr + message * blocks + lane, check, mask=lane < blocks)
 
     symbol = (k & ((1 << BITS) - 1)).to(tl.uint32)
-    out = symbols_ptr + message * (32 * BITS) * blocks
+    _store_symbols(symbols_ptr + message * (32 * BITS) * blocks, symbol, row, first, blocks, BITS, LANES, WORDS, GROUPS)
+
+
+@jit
+def _store_symbols(
+    out,
+    symbol,
+    row,
+    first,
+    blocks,
+    BITS: tl.constexpr,
+    LANES: tl.constexpr,
+    WORDS: tl.constexpr,
+    GROUPS: tl.constexpr,
+):
+    """The symbols of a fine tile, packed."""
     if 32 % BITS == 0:
         part = symbol << ((row * BITS) % 32).to(tl.uint32)
         packed = tl.sum(tl.reshape(part.to(tl.int32, bitcast=True), (32 * BITS, 32 // BITS, LANES)), axis=1)
@@ -255,7 +273,7 @@ def _symbols(
 
 @jit
 def _nearest(t, symbol, seed, block, row, BITS: tl.constexpr):
-    """For some rows of a tile: how far ahead of the key the points lie, their part of the checksum, and max |t|."""
+    """For some rows of a tile: what the points stand for, their part of the checksum, and max |t|."""
     word = _hash(seed, block, row)
     below = tl.floor(t)
     offset = (t - below) + _dither(word) - 0.5
@@ -264,8 +282,10 @@ def _nearest(t, symbol, seed, block, row, BITS: tl.constexpr):
     offset = offset - further.to(tl.float32)
     ahead = (symbol.to(tl.int32, bitcast=True) - cell) & ((1 << BITS) - 1)
     ahead = tl.where(ahead.to(tl.float32) - offset > (1 << BITS) // 2, ahead - (1 << BITS), ahead)
-    check = (word | 1).to(tl.int32, bitcast=True) * ((cell + ahead) >> BITS)
-    return ahead.to(tl.float32) - offset, tl.sum(check, axis=1), tl.max(tl.abs(t).to(tl.int32, bitcast=True), axis=1)
+    k = cell + ahead
+    check = (word | 1).to(tl.int32, bitcast=True) * (k >> BITS)
+    center = (k.to(tl.float32) - _dither(word)) + 0.5
+    return center, tl.sum(check, axis=1), tl.max(tl.abs(t).to(tl.int32, bitcast=True), axis=1)
 
 
 @jit
@@ -275,10 +295,30 @@ def _top_halves(tile, ROWS: tl.constexpr, LANES: tl.constexpr):
 
 
 @jit
-def _move(out_ptr, key, z, seed, block, row, dim, blocks):
-    """The key's coordinates in some rows, moved by z."""
+def _put(out_ptr, z, seed, block, row, dim, blocks):
+    """Some rows of a coarse tile, with their signs."""
     place = out_ptr + block + _offset(row, blocks)
-    tl.store(place, key + _flip(z, _hash(seed, block, row)), mask=row < _column(blocks, dim, block))
+    tl.store(place, _flip(z, _hash(seed, block, row)), mask=row < _column(blocks, dim, block))
+
+
+@jit
+def _store_rotated_back(out_ptr, z, seed, first, dim, blocks, zero, LANES: tl.constexpr, COARSE: tl.constexpr):
+    """A coarse tile into its places, a quarter of its rows after another."""
+    # `zero` is 0, which the compiler does not know: so it computes hashes and addresses again instead of keeping them.
+    row = _index(1024, 1, COARSE)[:, None] + tl.zeros_like(z).to(tl.int32) + zero
+    block = first + zero + _index(LANES, 0, COARSE)[None, :] + tl.zeros_like(z).to(tl.int64)
+    z0, z1 = _top_halves(z, 1024, LANES)
+    r0, r1 = _top_halves(row, 1024, LANES)
+    b0, b1 = _top_halves(block, 1024, LANES)
+    z00, z01 = _top_halves(z0, 512, LANES)
+    z10, z11 = _top_halves(z1, 512, LANES)
+    r00, r01 = _top_halves(r0, 512, LANES)
+    r10, r11 = _top_halves(r1, 512, LANES)
+    b00, b01 = _top_halves(b0, 512, LANES)
+    _put(out_ptr, z00, seed, b00, r00, dim, blocks)
+    _put(out_ptr, z01, seed, b00, r01, dim, blocks)
+    _put(out_ptr, z10, seed, b00, r10, dim, blocks)
+    _put(out_ptr, z11, seed, b00, r11, dim, blocks)
 
 
 @jit(do_not_specialize=["dim", "blocks", "message_step", "key_step", "zero"])
@@ -343,25 +383,113 @@ def _decode(
     tl.store(failed_ptr + number * blocks + lane, failed.to(tl.int8), mask=lane < blocks)
 
     z = _rotate_back(t, COARSE, LANES) * (tl.load(side_ptr + message) * 0.03125)
-    # `zero` is 0, which the compiler does not know: so it computes hashes and addresses again instead of keeping them.
-    row = _index(1024, 1, COARSE)[:, None] + tl.zeros_like(z).to(tl.int32) + zero
-    block = first + zero + _index(LANES, 0, COARSE)[None, :] + tl.zeros_like(z).to(tl.int64)
-    z0, z1 = _top_halves(z, 1024, LANES)
-    r0, r1 = _top_halves(row, 1024, LANES)
-    b0, b1 = _top_halves(block, 1024, LANES)
-    z00, z01 = _top_halves(z0, 512, LANES)
-    z10, z11 = _top_halves(z1, 512, LANES)
-    r00, r01 = _top_halves(r0, 512, LANES)
-    r10, r11 = _top_halves(r1, 512, LANES)
-    b00, b01 = _top_halves(b0, 512, LANES)
-    k0, k1 = _top_halves(key, 1024, LANES)
-    k00, k01 = _top_halves(k0, 512, LANES)
-    k10, k11 = _top_halves(k1, 512, LANES)
-    out_ptr += number * dim
-    _move(out_ptr, k00, z00, seed, b00, r00, dim, blocks)
-    _move(out_ptr, k01, z01, seed, b00, r01, dim, blocks)
-    _move(out_ptr, k10, z10, seed, b00, r10, dim, blocks)
-    _move(out_ptr, k11, z11, seed, b00, r11, dim, blocks)
+    _store_rotated_back(out_ptr + number * dim, z, seed, first, dim, blocks, zero, LANES, COARSE)
+
+
+@jit
+def _halve(rows, COUNT: tl.constexpr, LANES: tl.constexpr):
+    """The first half of "COUNT lanes" added to the second."""
+    upper, lower = tl.split(tl.permute(tl.reshape(rows, (2, COUNT // 2, LANES)), (1, 2, 0)))
+    return upper + lower
+
+
+@jit
+def _inverse_root(s):
+    guess = (0x5F375A86 - (s.to(tl.int32, bitcast=True) >> 1)).to(tl.float32, bitcast=True)
+    half = s * 0.5
+    guess = guess * (1.5 - (half * guess) * guess)
+    return guess * (1.5 - (half * guess) * guess)
+
+
+@jit(do_not_specialize=["dim", "blocks"])
+def _encode_difference(
+    x_ptr,
+    seed_ptr,
+    levels_ptr,
+    symbols_ptr,
+    energy_ptr,
+    match_ptr,
+    dim,
+    blocks,
+    BITS: tl.constexpr,
+    A: tl.constexpr,
+    B: tl.constexpr,
+    C: tl.constexpr,
+    D: tl.constexpr,
+    ALL: tl.constexpr,
+    LANES: tl.constexpr,
+    COARSE: tl.constexpr,
+    FINE: tl.constexpr,
+    WORDS: tl.constexpr,
+    GROUPS: tl.constexpr,
+):
+    message = tl.program_id(1).to(tl.int64)
+    first = tl.program_id(0).to(tl.int64) * LANES
+    seed = tl.load(seed_ptr + message).to(tl.uint64)
+    row = _index(1024, 1, COARSE)[:, None]
+    block = first + _index(LANES, 0, COARSE)[None, :]
+    column = x_ptr + message * dim + block
+    x = tl.load(column + _offset(row, blocks), mask=row < _column(blocks, dim, block), other=0.0)
+    part = x * x
+    for stage in tl.static_range(5):
+        part = _halve(part, 1024 >> stage, LANES)
+    part = _arrange(part, ALL)
+    for stage in tl.static_range(4):
+        part = _halve(part, 32 >> stage, LANES)
+    energy = _along(tl.sum(part, axis=0), FINE)
+    z = _rotate(_flip(x, _hash(seed, block, row)), FINE, LANES)
+
+    row = _index(1024, 1, FINE)[:, None]
+    lane = first + _index(LANES, 0, FINE)
+    tl.store(energy_ptr + message * blocks + lane, energy, mask=lane < blocks)
+    value = z * 0.03125
+    size = tl.abs(value)
+    t = size * _inverse_root(energy * 0.0009765625)[None, :]
+    place = t * (t * (t * (t * D + C) + B) + A)
+    place = tl.where(place > 0, place, 0.0)
+    place = tl.where(place < (1 << (BITS - 1)) - 1, place, (1 << (BITS - 1)) - 1.0)
+    cell = place.to(tl.int32)
+    match = size * tl.load(levels_ptr + cell)
+    match = tl.reshape(match, (64, 16, LANES))
+    for stage in tl.static_range(4):
+        match = tl.reshape(match, (64, 2, 8 >> stage, LANES))
+        upper, lower = tl.split(tl.permute(match, (0, 2, 3, 1)))
+        match = upper + lower
+    match = _arrange(tl.reshape(match, (64, LANES)), ALL)
+    for stage in tl.static_range(5):
+        match = _halve(match, 64 >> stage, LANES)
+    match = _along(tl.sum(match, axis=0), FINE)
+    tl.store(match_ptr + message * blocks + lane, match, mask=lane < blocks)
+    symbol = cell.to(tl.uint32) | ((value.to(tl.uint32, bitcast=True) >> 31) << (BITS - 1))
+    _store_symbols(symbols_ptr + message * (32 * BITS) * blocks, symbol, row, first, blocks, BITS, LANES, WORDS, GROUPS)
+
+
+@jit(do_not_specialize=["dim", "blocks", "zero"])
+def _decode_difference(
+    symbols_ptr,
+    scale_ptr,
+    seed_ptr,
+    levels_ptr,
+    out_ptr,
+    dim,
+    blocks,
+    zero,
+    BITS: tl.constexpr,
+    LANES: tl.constexpr,
+    COARSE: tl.constexpr,
+    FINE: tl.constexpr,
+    UNPACKED: tl.constexpr,
+):
+    message = tl.program_id(1).to(tl.int64)
+    first = tl.program_id(0).to(tl.int64) * LANES
+    seed = tl.load(seed_ptr + message).to(tl.uint64)
+    symbol = _symbols(symbols_ptr + message * (32 * BITS) * blocks, first, blocks, BITS, LANES, FINE, UNPACKED)
+    level = tl.load(levels_ptr + (symbol & ((1 << (BITS - 1)) - 1)).to(tl.int32))
+    z = _rotate_back(_flip(level, (symbol >> (BITS - 1)) << 31), COARSE, LANES)
+    lane = first + _index(LANES, 0, COARSE)
+    scale = tl.load(scale_ptr + message * blocks + lane, mask=lane < blocks, other=0.0) * 0.03125
+    z = z * scale[None, :]
+    _store_rotated_back(out_ptr + message * dim, z, seed, first, dim, blocks, zero, LANES, COARSE)
 
 
 class Triton:
@@ -377,6 +505,8 @@ class Triton:
     def encode(self, x: Tensor, seed: Tensor, side: Tensor, bits: int) -> Encoded:
         """See Kernel."""
         rows, dim = x.shape
+        if block_size(dim) < BLOCK:
+            return Oracle().encode(x, seed, side, bits)
         blocks = block_count(dim)
         symbols = torch.empty((rows, BLOCK // 32 * bits * blocks), dtype=torch.int32, device=x.device)
         checks = torch.empty((rows, blocks), dtype=torch.int32, device=x.device)
@@ -402,6 +532,8 @@ class Triton:
     def decode(self, symbols: Tensor, checks: Tensor, seed: Tensor, side: Tensor, bits: int, key: Tensor) -> Decoded:
         """See Kernel."""
         rows, dim = max(len(symbols), len(key)) if len(symbols) and len(key) else 0, key.shape[-1]
+        if block_size(dim) < BLOCK:
+            return Oracle().decode(symbols, checks, seed, side, bits, key)
         blocks = block_count(dim)
         vectors = torch.empty((rows, dim), device=key.device)
         failed = torch.empty((rows, blocks), dtype=torch.bool, device=key.device)
@@ -427,6 +559,61 @@ class Triton:
             )
         return Decoded(vectors, failed)
 
+    def encode_difference(self, x: Tensor, seed: Tensor, bits: int) -> Rounded:
+        """See Kernel."""
+        rows, dim = x.shape
+        if block_size(dim) < BLOCK:
+            return Oracle().encode_difference(x, seed, bits)
+        blocks = block_count(dim)
+        symbols = torch.empty((rows, BLOCK // 32 * bits * blocks), dtype=torch.int32, device=x.device)
+        energy, match = (torch.empty((rows, blocks), device=x.device) for _ in range(2))
+        if rows * blocks:
+            a, b, c, d = gaussian.curve(bits).tolist()
+            _encode_difference[(triton.cdiv(blocks, self.lanes), rows)](
+                x.contiguous(),
+                seed.contiguous(),
+                _levels(bits, x.device),
+                symbols,
+                energy,
+                match,
+                dim,
+                blocks,
+                BITS=bits,
+                A=a,
+                B=b,
+                C=c,
+                D=d,
+                ALL=_layout(self.lanes, 64),
+                WORDS=_layout(self.lanes, bits),
+                GROUPS=_layout(self.lanes, 1),
+                maxnreg=self.encode_registers,
+                **self._options(),
+            )
+        return Rounded(symbols, energy, match)
+
+    def decode_difference(self, symbols: Tensor, scales: Tensor, seed: Tensor, bits: int, dim: int) -> Tensor:
+        """See Kernel."""
+        if block_size(dim) < BLOCK:
+            return Oracle().decode_difference(symbols, scales, seed, bits, dim)
+        rows, blocks = len(symbols), block_count(dim)
+        vectors = torch.empty((rows, dim), device=symbols.device)
+        if rows * blocks:
+            _decode_difference[(triton.cdiv(blocks, self.lanes), rows)](
+                symbols.contiguous(),
+                scales.contiguous(),
+                seed.contiguous(),
+                _levels(bits, symbols.device),
+                vectors,
+                dim,
+                blocks,
+                0,
+                BITS=bits,
+                UNPACKED=_unpacked(self.lanes, bits),
+                maxnreg=self.decode_registers,
+                **self._options(),
+            )
+        return vectors
+
     def _options(self) -> dict[str, Any]:
         return {
             "LANES": self.lanes,
@@ -435,6 +622,11 @@ class Triton:
             "num_warps": self.lanes,
             "enable_fp_fusion": False,
         }
+
+
+@cache
+def _levels(bits: int, device: torch.device) -> Tensor:
+    return gaussian.levels(bits).to(device)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The lattice in C, for CPUs: one pass over memory, a workspace of 132 kB."""
+"""Both codes in C, for CPUs: one pass over memory, a workspace of at most 132 kB."""
 
 import ctypes
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -7,15 +7,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from quafl.codec.hashing import BLOCK
-from quafl.codec.kernels import Decoded, Encoded
-from quafl.codec.rotation import block_count
+from quafl.codec import gaussian
+from quafl.codec.kernels import Decoded, Encoded, Rounded
+from quafl.codec.rotation import block_count, block_size
 
 INSTRUCTION_SETS = ("plain", "avx2", "avx512")
 
 
 class Native:
-    """lattice.c, compiled when the package was installed. `at_most` names the newest instruction set to use."""
+    """kernels.c, compiled when the package was installed. `at_most` names the newest instruction set to use."""
 
     def __init__(self, at_most: str = INSTRUCTION_SETS[-1]) -> None:
         self._library = _load()
@@ -29,71 +29,65 @@ class Native:
     def encode(self, x: Tensor, seed: Tensor, side: Tensor, bits: int) -> Encoded:
         """See Kernel."""
         rows, dim = x.shape
-        blocks = block_count(dim)
-        symbols = torch.empty((rows, BLOCK // 32 * bits * blocks), dtype=torch.int32)
-        checks = torch.empty((rows, blocks), dtype=torch.int32)
-        widest = torch.zeros(rows)
-        x, seed, side = x.contiguous(), seed.contiguous(), side.contiguous()
-        self._library.quafl_encode(
-            self._set,
-            rows,
-            x.data_ptr(),
-            dim,
-            blocks,
-            seed.data_ptr(),
-            side.data_ptr(),
-            bits,
-            symbols.data_ptr(),
-            checks.data_ptr(),
-            widest.data_ptr(),
-        )
+        size, blocks = block_size(dim), block_count(dim)
+        symbols = torch.empty((rows, size // 32 * bits * blocks), dtype=torch.int32)
+        checks, widest = torch.empty((rows, blocks), dtype=torch.int32), torch.zeros(rows)
+        self._call("encode", rows, x, dim, blocks, size, seed, side, bits, symbols, checks, widest)
         return Encoded(symbols, checks, widest)
 
     def decode(self, symbols: Tensor, checks: Tensor, seed: Tensor, side: Tensor, bits: int, key: Tensor) -> Decoded:
         """See Kernel."""
         rows, dim = max(len(symbols), len(key)) if len(symbols) and len(key) else 0, key.shape[-1]
-        blocks = block_count(dim)
-        vectors = torch.empty((rows, dim))
-        failed = torch.empty((rows, blocks), dtype=torch.bool)
-        parts = [part.contiguous() for part in (symbols, checks, key, seed, side)]
-        symbols, checks, key, seed, side = parts
-        self._library.quafl_decode(
-            self._set,
-            rows,
-            int(len(symbols) > 1),
-            int(len(key) > 1),
-            symbols.data_ptr(),
-            checks.data_ptr(),
-            key.data_ptr(),
-            dim,
-            blocks,
-            seed.data_ptr(),
-            side.data_ptr(),
-            bits,
-            vectors.data_ptr(),
-            failed.data_ptr(),
-        )
+        size, blocks = block_size(dim), block_count(dim)
+        vectors, failed = torch.empty((rows, dim)), torch.empty((rows, blocks), dtype=torch.bool)
+        messages, keys = int(len(symbols) > 1), int(len(key) > 1)
+        form = dim, blocks, size
+        self._call("decode", rows, messages, keys, symbols, checks, key, *form, seed, side, bits, vectors, failed)
         return Decoded(vectors, failed)
+
+    def encode_difference(self, x: Tensor, seed: Tensor, bits: int) -> Rounded:
+        """See Kernel."""
+        rows, dim = x.shape
+        size, blocks = block_size(dim), block_count(dim)
+        symbols = torch.empty((rows, size // 32 * bits * blocks), dtype=torch.int32)
+        energy, match = torch.empty((rows, blocks)), torch.empty((rows, blocks))
+        code = bits, gaussian.curve(bits), gaussian.levels(bits)
+        self._call("encode_difference", rows, x, dim, blocks, size, seed, *code, symbols, energy, match)
+        return Rounded(symbols, energy, match)
+
+    def decode_difference(self, symbols: Tensor, scales: Tensor, seed: Tensor, bits: int, dim: int) -> Tensor:
+        """See Kernel."""
+        rows, form = len(symbols), (dim, block_count(dim), block_size(dim))
+        vectors = torch.empty((rows, dim))
+        self._call("decode_difference", rows, symbols, scales, *form, seed, bits, gaussian.levels(bits), vectors)
+        return vectors
+
+    def _call(self, name: str, *arguments: int | Tensor) -> None:
+        """A function of the library, with the addresses of what tensors hold."""
+        held = [one.contiguous() if isinstance(one, Tensor) else one for one in arguments]
+        passed = [one.data_ptr() if isinstance(one, Tensor) else one for one in held]
+        getattr(self._library, f"quafl_{name}")(self._set, *passed)
 
 
 def _load() -> ctypes.CDLL:
     here = Path(__file__).parent
     for suffix in EXTENSION_SUFFIXES:
-        path = here / f"_lattice{suffix}"
+        path = here / f"_kernels{suffix}"
         if path.exists():
             library = ctypes.CDLL(str(path))
             break
     else:
         raise ImportError("it was not built, for want of a C compiler when the package was installed")
     number, address, whole = ctypes.c_int, ctypes.c_void_p, ctypes.c_int64
+    form = whole, whole, number  # d, W, coordinates in a block
     library.quafl_instruction_set.argtypes = [number]
-    library.quafl_encode.restype = None
-    library.quafl_encode.argtypes = [
-        *(number, whole, address, whole, whole, address, address, number, address, address, address)
-    ]
-    library.quafl_decode.restype = whole
-    library.quafl_decode.argtypes = [
-        *(number, whole, number, number, address, address, address, whole, whole),
-        *(address, address, number, address, address),
-    ]
+    takes: dict[str, list[type]] = {
+        "encode": [whole, address, *form, address, address, number, *3 * (address,)],
+        "decode": [whole, number, number, *3 * (address,), *form, address, address, number, address, address],
+        "encode_difference": [whole, address, *form, address, number, *5 * (address,)],
+        "decode_difference": [whole, address, address, *form, address, number, address, address],
+    }
+    for name, types in takes.items():
+        function = getattr(library, f"quafl_{name}")
+        function.restype, function.argtypes = None, [number, *types]
     return library

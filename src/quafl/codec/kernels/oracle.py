@@ -1,12 +1,14 @@
-"""The lattice in torch, on any device: the reference for the other kernels."""
+"""The codes in torch, on any device: the reference for the other kernels."""
 
 import torch
 from torch import Tensor
 
-from quafl.codec import hashing
-from quafl.codec.kernels import LIMIT, Decoded, Encoded
+from quafl.codec import gaussian, hashing
+from quafl.codec.kernels import LIMIT, Decoded, Encoded, Rounded
 from quafl.codec.packing import pack, unpack
-from quafl.codec.rotation import rotate, rotate_back, to_blocks
+from quafl.codec.rotation import block_count, block_size, rotate, rotate_back, to_blocks
+
+NEIGHBOURS = 16  # rows that are added up first
 
 
 class Oracle:
@@ -15,7 +17,7 @@ class Oracle:
     def encode(self, x: Tensor, seed: Tensor, side: Tensor, bits: int) -> Encoded:
         """See Kernel."""
         z = to_blocks(x)
-        words = hashing.words(seed, torch.arange(z.shape[-1], device=x.device))
+        words = _words(seed, x.shape[-1])
         t = rotate(z, hashing.sign(words)) * side.reciprocal()[:, None, None]
         k = points(t, hashing.dither(words))
         widest = t.abs().flatten(1).amax(dim=1) if t.numel() else torch.zeros_like(side)
@@ -24,13 +26,45 @@ class Oracle:
     def decode(self, symbols: Tensor, checks: Tensor, seed: Tensor, side: Tensor, bits: int, key: Tensor) -> Decoded:
         """See Kernel."""
         z = to_blocks(key)
-        words = hashing.words(seed, torch.arange(z.shape[-1], device=key.device))
+        words = _words(seed, key.shape[-1])
         signs, side = hashing.sign(words), side[:, None, None]
         t = rotate(z, signs) * side.reciprocal()
-        k, ahead, reachable = nearest(unpack(symbols, bits, *z.shape[-2:]), bits, t, hashing.dither(words))
+        k, reachable = nearest(unpack(symbols, bits, *z.shape[-2:]), bits, t, hashing.dither(words))
         failed = (checksum(k, bits, words) != checks) | ~reachable.all(dim=-2)
-        moved = rotate_back(ahead, signs, side).flatten(-2)[..., : key.shape[-1]]
-        return Decoded(key + moved, failed)
+        vectors = rotate_back(centers(k, words), signs, side).flatten(-2)[..., : key.shape[-1]]
+        return Decoded(vectors.contiguous(), failed)
+
+    def encode_difference(self, x: Tensor, seed: Tensor, bits: int) -> Rounded:
+        """See Kernel."""
+        blocks = to_blocks(x)
+        z = rotate(blocks, hashing.sign(_words(seed, x.shape[-1])))
+        energy = _sum(blocks.square())
+        size = z.abs()
+        cell = gaussian.cells(size * gaussian.inverse_root(energy * (1 / z.shape[-2])).unsqueeze(-2), bits)
+        found = size * gaussian.levels(bits).to(x.device)[cell]
+        groups = _sum(found.unflatten(-2, (found.shape[-2] // NEIGHBOURS, NEIGHBOURS)))
+        symbols = cell | (z.signbit().to(torch.int32) << (bits - 1))
+        return Rounded(pack(symbols, bits), energy, _sum(groups))
+
+    def decode_difference(self, symbols: Tensor, scales: Tensor, seed: Tensor, bits: int, dim: int) -> Tensor:
+        """See Kernel."""
+        found = unpack(symbols, bits, block_size(dim), block_count(dim))
+        size = gaussian.levels(bits).to(symbols.device)[found & ((1 << (bits - 1)) - 1)]
+        level = torch.where(found >> (bits - 1) == 1, -size, size)
+        blocks = rotate_back(level, hashing.sign(_words(seed, dim)), scales.unsqueeze(-2))
+        return blocks.flatten(-2)[..., :dim].contiguous()
+
+
+def _words(seed: Tensor, dim: int) -> Tensor:
+    return hashing.words(seed, torch.arange(block_count(dim), device=seed.device), block_size(dim))
+
+
+def _sum(rows: Tensor) -> Tensor:
+    """Over "… rows m", the two halves first, then theirs: an order that every kernel can keep to."""
+    while rows.shape[-2] > 1:
+        upper, lower = rows.unflatten(-2, (2, rows.shape[-2] // 2)).unbind(-3)
+        rows = upper + lower
+    return rows.squeeze(-2)
 
 
 def points(t: Tensor, dither: Tensor) -> Tensor:
@@ -40,9 +74,8 @@ def points(t: Tensor, dither: Tensor) -> Tensor:
     return floor.to(torch.int32) + ((t - floor) + dither >= 1)
 
 
-def nearest(residues: Tensor, bits: int, t: Tensor, dither: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The k ≡ residue (mod 2^b) nearest to the key's t + u − ½; how far ahead of the key it lies, in cells; and where
-    the key is near enough to tell."""
+def nearest(residues: Tensor, bits: int, t: Tensor, dither: Tensor) -> tuple[Tensor, Tensor]:
+    """The k ≡ residue (mod 2^b) nearest to the key's t + u − ½, and where the key is near enough to tell."""
     modulus = 1 << bits
     reachable = t.abs() < LIMIT
     t = t.where(reachable, 0.0)
@@ -53,7 +86,13 @@ def nearest(residues: Tensor, bits: int, t: Tensor, dither: Tensor) -> tuple[Ten
     offset = offset - further.to(t.dtype)
     ahead = (residues - cell) & (modulus - 1)
     ahead = torch.where(ahead - offset > modulus // 2, ahead - modulus, ahead)
-    return cell + ahead, ahead - offset, reachable
+    return cell + ahead, reachable
+
+
+def centers(k: Tensor, words: Tensor) -> Tensor:
+    """k − u + ½: what lattice points stand for, in cells, whatever the key. Everybody who decodes a message gets the
+    same vector, bit for bit."""
+    return (k.to(torch.float32) - hashing.dither(words)) + 0.5
 
 
 def checksum(k: Tensor, bits: int, words: Tensor) -> Tensor:

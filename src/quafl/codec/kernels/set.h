@@ -1,0 +1,13 @@
+/* All that is compiled once per instruction set. */
+#include "tile.h"
+
+#include "lattice.h"
+
+#include "difference.h"
+
+#undef vf
+#undef vi
+#undef vu
+#undef DOWN
+#undef UP
+#undef BUTTERFLY
