@@ -204,8 +204,8 @@ def test_messages_that_do_not_decode_are_refined_and_counted_in_their_direction(
     first, expected = w.rounds(1)[0], exact.rounds(1)[0]
     torch.testing.assert_close(first.model, expected.model, atol=1e-3, rtol=0)
     assert w.fleet.totals.refined == 4
-    message, request = HEADER_BYTES + 4 * (32 * 4 + 1), HEADER_BYTES + 4
-    refinements = [HEADER_BYTES + 4 * (32 * bits + 1) for bits in (1, 2, 4, 8)]  # to 5, 7, 11 and 19 bits
+    message, request = HEADER_BYTES + 4 * (2 * 4 + 1), HEADER_BYTES + 4  # a block of 64
+    refinements = [HEADER_BYTES + 4 * (2 * bits + 1) for bits in (1, 2, 4, 8)]  # to 5, 7, 11 and 19 bits
     assert w.fleet.totals.up == 4 * (message + sum(refinements))
     assert w.fleet.totals.down == 4 * (message + 4 * request)
 

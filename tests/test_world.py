@@ -253,7 +253,7 @@ def test_an_exchange_takes_the_time_of_its_octets_and_the_slowest_of_the_contact
     link = bandwidths.link(2, FULL)
     w = world(still(2, 1000), 2, QuAFL(sampled=2), link=link)
     w.rounds(1)
-    message = 52 + 4000
+    message = 60 + 4000
     assert w.clock.now() == pytest.approx(message / 200 + message / 50)
 
 

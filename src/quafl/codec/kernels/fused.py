@@ -388,9 +388,8 @@ def _decode(
 
 @jit
 def _halve(rows, COUNT: tl.constexpr, LANES: tl.constexpr):
-    """The first half of "COUNT lanes" added to the second."""
-    upper, lower = tl.split(tl.permute(tl.reshape(rows, (2, COUNT // 2, LANES)), (1, 2, 0)))
-    return upper + lower
+    """The first half of "COUNT lanes" added to the second: a sum of two has no order."""
+    return tl.sum(tl.reshape(rows, (2, COUNT // 2, LANES)), axis=0)
 
 
 @jit
@@ -452,9 +451,7 @@ def _encode_difference(
     match = size * tl.load(levels_ptr + cell)
     match = tl.reshape(match, (64, 16, LANES))
     for stage in tl.static_range(4):
-        match = tl.reshape(match, (64, 2, 8 >> stage, LANES))
-        upper, lower = tl.split(tl.permute(match, (0, 2, 3, 1)))
-        match = upper + lower
+        match = tl.sum(tl.reshape(match, (64, 2, 8 >> stage, LANES)), axis=1)
     match = _arrange(tl.reshape(match, (64, LANES)), ALL)
     for stage in tl.static_range(5):
         match = _halve(match, 64 >> stage, LANES)
