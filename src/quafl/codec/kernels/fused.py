@@ -276,13 +276,9 @@ def _nearest(t, symbol, seed, block, row, BITS: tl.constexpr):
     """For some rows of a tile: what the points stand for, their part of the checksum, and max |t|."""
     word = _hash(seed, block, row)
     below = tl.floor(t)
-    offset = (t - below) + _dither(word) - 0.5
-    further = offset >= 0.5
-    cell = below.to(tl.int32) + further.to(tl.int32)
-    offset = offset - further.to(tl.float32)
-    ahead = (symbol.to(tl.int32, bitcast=True) - cell) & ((1 << BITS) - 1)
-    ahead = tl.where(ahead.to(tl.float32) - offset > (1 << BITS) // 2, ahead - (1 << BITS), ahead)
-    k = cell + ahead
+    place = (t - below) + _dither(word)  # the key is at below + place − ½
+    first = below.to(tl.int32) + (place >= 0.5).to(tl.int32) + (place >= 1.5).to(tl.int32) - (1 << BITS) // 2
+    k = first + ((symbol.to(tl.int32, bitcast=True) - first) & ((1 << BITS) - 1))
     check = (word | 1).to(tl.int32, bitcast=True) * (k >> BITS)
     center = (k.to(tl.float32) - _dither(word)) + 0.5
     return center, tl.sum(check, axis=1), tl.max(tl.abs(t).to(tl.int32, bitcast=True), axis=1)

@@ -76,17 +76,12 @@ def points(t: Tensor, dither: Tensor) -> Tensor:
 
 def nearest(residues: Tensor, bits: int, t: Tensor, dither: Tensor) -> tuple[Tensor, Tensor]:
     """The k ≡ residue (mod 2^b) nearest to the key's t + u − ½, and where the key is near enough to tell."""
-    modulus = 1 << bits
     reachable = t.abs() < LIMIT
     t = t.where(reachable, 0.0)
     floor = t.floor()
-    offset = (t - floor) + dither - 0.5  # of the key in the dithered lattice, from -1/2 to 3/2
-    further = offset >= 0.5
-    cell = floor.to(torch.int32) + further  # the lattice point nearest to the key
-    offset = offset - further.to(t.dtype)
-    ahead = (residues - cell) & (modulus - 1)
-    ahead = torch.where(ahead - offset > modulus // 2, ahead - modulus, ahead)
-    return cell + ahead, reachable
+    place = (t - floor) + dither  # the key is at ⌊t⌋ + place − ½
+    first = floor.to(torch.int32) + (place >= 0.5) + (place >= 1.5) - (1 << (bits - 1))  # of the 2^b points around it
+    return first + ((residues - first) & ((1 << bits) - 1)), reachable
 
 
 def centers(k: Tensor, words: Tensor) -> Tensor:

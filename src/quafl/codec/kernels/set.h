@@ -5,6 +5,7 @@
 
 #include "difference.h"
 
+#undef KEEPS_HASHES
 #undef vf
 #undef vi
 #undef vu

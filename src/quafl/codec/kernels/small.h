@@ -114,8 +114,8 @@ static void small_decode(const uint32_t *symbols, const uint32_t *checks, const 
   float z[512];
   uint32_t found[512], check = 0;
   int lost = 0;
-  const int32_t mask = (int32_t)((1u << bits) - 1);
-  const float reciprocal = 1.0f / side, half = (float)(1u << (bits - 1));
+  const int32_t mask = (int32_t)((1u << bits) - 1), half = 1 << (bits - 1);
+  const float reciprocal = 1.0f / side;
   small_rotate(key_vector, dim, rows, key, z);
   small_unpack(symbols, rows, bits, found);
   for (int i = 0; i < rows; i++) {
@@ -125,13 +125,9 @@ static void small_decode(const uint32_t *symbols, const uint32_t *checks, const 
     memcpy(&size, &t, 4);
     if ((size & 0x7FFFFFFF) >= FARTHEST) t = 0, lost = 1;
     int32_t below = small_floor(t);
-    float offset = (t - (float)below) + small_dither(hash) - 0.5f;
-    int further = offset >= 0.5f;
-    int32_t cell = below + further;
-    offset -= (float)further;
-    int32_t ahead = (int32_t)(found[i] - (uint32_t)cell) & mask;
-    if ((float)ahead - offset > half) ahead -= mask + 1;
-    int32_t k = cell + ahead;
+    float place = (t - (float)below) + small_dither(hash);
+    int32_t first = below + (place >= 0.5f) + (place >= 1.5f) - half;
+    int32_t k = first + ((int32_t)(found[i] - (uint32_t)first) & mask);
     check += (hash | 1u) * (uint32_t)(k >> bits);
     z[i] = ((float)k - small_dither(hash)) + 0.5f;
   }

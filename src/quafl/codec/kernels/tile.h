@@ -36,6 +36,13 @@ static inline vu NAME(block_keys)(uint32_t key, int64_t w) {
 
 static inline vu NAME(hash)(vu block_keys, int row) { return NAME(stir)(block_keys + (uint32_t)row * GOLDEN); }
 
+/* A hash that is needed again: computed again, where the products of a vector cost less than the cache that they would
+ * fill. Of 1024 rows of 16 lanes, that is more than a core's first one has. */
+#define KEEPS_HASHES (LANES == 4)
+static inline vu NAME(hash_again)(const vu *hashes, vu block_keys, int row) {
+  return KEEPS_HASHES && hashes ? hashes[row] : NAME(hash)(block_keys, row);
+}
+
 /* Row `row` of the tile at block w; what lies beyond the vector or beyond the last block is zero. */
 static inline vf NAME(load_row)(const float *x, int64_t dim, int64_t blocks, int64_t w, int row) {
   int64_t at = row * blocks + w;
@@ -110,7 +117,7 @@ static inline void NAME(rotate_back_and_store)(vf *restrict tile, const vu *hash
     UP(8, z)
     _Pragma("GCC unroll 8") for (int i = 0; i < 8; i++) {
       int row = 128 * i + j;
-      vu h = hashes ? hashes[row] : NAME(hash)(keys, row);
+      vu h = NAME(hash_again)(hashes, keys, row);
       NAME(store_row)(out, dim, blocks, w, row, (vf)((vu)(z[i] * scale) ^ (h & 0x80000000u)));
     }
   }
