@@ -1,10 +1,11 @@
-"""The codec, measured: speed, memory, error against bits, and refinement on live QuAFL.
+"""The codecs, measured: speed, memory, error against octets, refinement on live QuAFL, accuracy with few bits.
 
-    python benchmarks/codec.py cpu|gpu|quality|live|page ... [--out FOLDER]
+    python benchmarks/codec.py cpu|gpu|quality|live|accuracy|page ... [--out FOLDER]
 
-Speeds are ratios to a copy of the same vector in the same run, on one thread. `quality` and `live` train a real network
-on real data (a perceptron of 1.4 million parameters on scikit-learn's digits, clients with few labels). `page` draws
-the picture of docs/codec.md from the recorded JSON.
+Speeds are ratios to a copy of the same vector in the same run, on one thread. `quality` takes real updates (updates.py;
+needs Fashion-MNIST, CIFAR-10 and `pip install constriction`), `accuracy` whole runs (needs MNIST and Fashion-MNIST),
+`live` a perceptron of 1.4 million parameters on scikit-learn's digits. `page` draws the picture and fills the tables
+from the recorded JSON.
 """
 
 import argparse
@@ -16,22 +17,17 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import median
-from typing import Any, ClassVar
 
 import torch
+from fidelity import Result, accuracy, live, quality
 from torch import Tensor
 
-from quafl import QuAFL, World, sgd
-from quafl.codec import QSGD, Lattice, gaussian, wire
+from quafl.codec import Lattice, gaussian
 from quafl.codec.kernels import Kernel, available
 from quafl.codec.kernels.oracle import Oracle
-from quafl.codec.seams import Codec, Packet
-from quafl.sim import Plan, Simulation
-from quafl.tasks import Supervised, digits, partition
+from quafl.codec.seams import Packet
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
-Result = dict[str, Any]
 Clock = Callable[[Callable[[], object]], float]
 
 
@@ -174,163 +170,6 @@ def gpu() -> Result:
     return {"device": torch.cuda.get_device_name(), "triton": triton.__version__, "speed": rows, "memory": memory_rows}
 
 
-class Watched:
-    """A codec that keeps what passes through it."""
-
-    def __init__(self, codec: Lattice) -> None:
-        self.codec, self.bits, self.keyed, self.difference = codec, codec.bits, codec.keyed, codec.difference
-        self.sent: dict[int, Tensor] = {}  # the latest vectors, by the seeds of their messages
-        self.log: list[Result] = []
-
-    def encode(self, x: Tensor, rng: torch.Generator, **given: Any) -> Packet:
-        packet = self.codec.encode(x, rng, **given)
-        for seed, vector in zip(torch.atleast_1d(packet.seed).tolist(), torch.atleast_2d(x), strict=True):
-            self.sent[seed] = vector
-        for old in list(self.sent)[:-20]:
-            del self.sent[old]
-        return packet
-
-    def refine(self, x: Tensor, request: Packet) -> Packet:
-        return self.codec.refine(x, request)
-
-    def noise(self, packet: Packet) -> Tensor:
-        return self.codec.noise(packet)
-
-    def decode(self, packet: Packet, *, key: Tensor, refine: Any = None) -> Tensor:
-        x = torch.stack([self.sent[seed] for seed in torch.atleast_1d(packet.seed).tolist()])
-        octets = [
-            packet[0].nbytes if packet.side.dim() else packet.nbytes
-            for _ in range(max(1, len(torch.atleast_2d(x + key))))
-        ]
-        asked: set[int] = set()
-
-        def counted(row: int, request: Packet) -> Packet:
-            reply: Packet = refine(row, request)
-            octets[row] += request.nbytes + reply.nbytes
-            asked.add(row)
-            return reply
-
-        decoded = self.codec.decode(packet, key=key, refine=counted)
-        gaps = torch.atleast_2d(x - key).square().sum(dim=-1)
-        errors = torch.atleast_2d(decoded - x).square().sum(dim=-1)
-        expected = (self.codec.noise(packet) * 12 / packet.dim).sqrt() * (2**self.bits - 1) / (2 * self.codec.spread)
-        estimate = (expected * packet.dim**0.5).expand(len(gaps))
-        for row, (gap, error, guess) in enumerate(zip(gaps.tolist(), errors.tolist(), estimate.tolist(), strict=True)):
-            self.log.append(
-                {
-                    "octets": octets[row],
-                    "refined": row in asked,
-                    "error": error / gap if gap > 0 else None,
-                    "actual / estimate": gap**0.5 / guess,
-                }
-            )
-        return decoded
-
-
-def network() -> torch.nn.Module:
-    torch.manual_seed(0)
-    return torch.nn.Sequential(
-        *(torch.nn.Linear(64, 1200), torch.nn.ReLU(), torch.nn.Linear(1200, 1100), torch.nn.ReLU()),
-        torch.nn.Linear(1100, 10),
-    )
-
-
-def live_run(codec: Codec, until: float, lr: float) -> tuple[Any, list[Result]]:
-    clients = partition.by_class(digits().train, 20)
-    task = Supervised(network(), clients, test=digits().test, batch_size=16)
-    plan = Plan(until=until, every=until / 4)
-    run = Simulation(task, 20, World(), QuAFL(sampled=5, local_steps=5), codec, sgd(lr), plan)
-    for _ in run:
-        pass
-    return run.server, run.rows
-
-
-def live() -> Result:
-    """Both directions through the codec, the client decoding with X^i, its base."""
-    rows = []
-    for bits in (4, 3, 2):
-        for spread in (4.5, 6.0):
-            watched = Watched(Lattice(bits=bits, spread=spread))
-            _, scores = live_run(watched, 160 * 10 * bits / 32, lr=0.2)
-            log = watched.log[20:]  # without the first two rounds, in which nobody knows a distance
-            dim = len(next(iter(watched.sent.values())))
-            ratios = sorted(entry["actual / estimate"] for entry in log)
-            rows.append(
-                {
-                    "bits": bits,
-                    "spread": spread,
-                    "rounds": int(scores[-1]["round"]),
-                    "bits / coordinate on the wire": round(8 * sum(e["octets"] for e in log) / len(log) / dim, 3),
-                    "messages refined": f"{sum(e['refined'] for e in log)} of {len(log)}",
-                    "median error / distance²": round(median(e["error"] for e in log if e["error"] is not None), 3),
-                    "actual / estimated distance: median": round(median(ratios), 2),
-                    "p99": round(ratios[int(0.99 * len(ratios))], 2),
-                    "max": round(ratios[-1], 2),
-                    "accuracy": round(scores[-1]["accuracy"], 3),
-                }
-            )
-            print(rows[-1], flush=True)
-    return {"task": "digits, perceptron, d=1,410,110, SGD 0.2, 20 clients with few labels, 5 contacted", "rows": rows}
-
-
-def pair() -> tuple[Tensor, Tensor]:
-    """Y^i of a client and X_t, from the end of a real run without compression."""
-    from quafl.codec import Identity
-
-    class Keep(Identity):
-        __slots__ = ()
-        keyed: ClassVar[bool] = True  # so that it is given a key
-        kept: list[tuple[Tensor, Tensor]] = []  # noqa: RUF012  # shared on purpose
-
-        def decode(self, packet: Packet, *, key: Tensor, refine: Any = None) -> Tensor:
-            decoded = super().decode(packet, key=key, refine=refine)
-            if packet.side.dim():
-                self.kept.append((decoded[0], key))
-            return decoded
-
-    Keep.kept.clear()
-    live_run(Keep(), 600, lr=0.2)
-    return Keep.kept[-1]
-
-
-def quality() -> Result:
-    x, key = pair()
-    distance, dim = (x - key).norm(), len(x)
-    rows = []
-
-    def add(name: str, codec: Codec, **given: Any) -> None:
-        errors, octets = [], []
-        for seed in range(5):
-            packet = codec.encode(x, torch.Generator().manual_seed(seed), **given)
-            size = len(wire.to_bytes(packet))
-
-            def refine(row: int, request: Packet) -> Packet:
-                nonlocal size
-                reply = codec.refine(x, request)
-                size += len(wire.to_bytes(request)) + len(wire.to_bytes(reply))
-                return reply
-
-            decoded = codec.decode(packet, key=key, refine=refine)
-            errors.append(float((decoded - x).square().sum() / distance.square()))
-            octets.append(size)
-        rows.append(
-            {
-                "codec": name,
-                "bits": codec.bits,
-                "bits / coordinate on the wire": round(8 * sum(octets) / len(octets) / dim, 3),
-                "error / distance²": float(f"{sum(errors) / len(errors):.3g}"),
-            }
-        )
-        print(rows[-1], flush=True)
-
-    for bits in (2, 3, 4, 6, 8):
-        add("lattice, spread 6", Lattice(bits=bits, spread=6.0), distance=distance)
-        add("lattice, spread 4, refined", Lattice(bits=bits, spread=4.0), distance=distance)
-        add("QSGD min-max", QSGD(bits=bits, norm="min-max"))
-        add("QSGD l2", QSGD(bits=bits, norm="l2"))
-    return {"d": dim, "distance": float(distance), "norm": float(x.norm()), "rows": rows}
-
-
 def table(rows: list[Result]) -> str:
     head = list(rows[0])
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
@@ -385,16 +224,19 @@ def recorded(out: Path, what: str, name: str) -> str:
     )
 
 
+MEASURED = {"cpu": cpu, "gpu": gpu, "quality": quality, "live": live, "accuracy": accuracy}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="+", choices=["cpu", "gpu", "quality", "live", "page"])
+    parser.add_argument("what", nargs="+", choices=[*MEASURED, "page"])
     parser.add_argument("--out", type=Path, default=RESULTS)
     chosen = parser.parse_args()
     for what in chosen.what:
         if what == "page":
             page(chosen.out)
             continue
-        measured = {"cpu": cpu, "gpu": gpu, "quality": quality, "live": live}[what]()
+        measured = MEASURED[what]()
         measured = {
             "command": f"python benchmarks/codec.py {what}",
             "date": datetime.now(UTC).date().isoformat(),

@@ -363,9 +363,9 @@ def test_fedbuff_waits_for_a_full_buffer_and_averages_it() -> None:
 @pytest.mark.parametrize(
     "codec",
     [
-        Lattice(bits=4),
-        Codecs(up=Lattice(bits=4), down=Lattice(bits=8)),
-        Codecs(up=QSGD(bits=8), down=Lattice(bits=8)),
+        Lattice(bits=4, spread=6.0),
+        Codecs(up=Lattice(bits=4, spread=6.0), down=Lattice(bits=8, spread=6.0)),
+        Codecs(up=QSGD(bits=8), down=Lattice(bits=8, spread=6.0)),
     ],
     ids=["lattice", "lattice both ways", "lattice down"],
 )
@@ -527,7 +527,7 @@ def test_a_stale_reply_is_decoded_with_the_model_that_its_sender_was_sent() -> N
     centers = 1000 + torch.randn(6, 2048, generator=torch.Generator().manual_seed(7))
     speeds = Constant(steady(torch.tensor([1.0] * 5 + [30.0])))
     task = Quadratic(torch.ones(2048), centers, start=start)
-    codec = Codecs(up=Lattice(bits=6), down=Identity())
+    codec = Codecs(up=Lattice(bits=6, spread=6.0), down=Identity())
     w = world(task, 6, FedAsync(local_steps=1), codec=codec, lr=0.02, speeds=speeds, latency=0.1)
     models = [start, *(state.model for state in w.rounds(320))]
     late = [(now, reply) for now, reply in enumerate(w.came) if reply.senders.tolist() == [5]]
@@ -566,7 +566,7 @@ def test_a_difference_to_what_both_know_is_coded_more_finely_than_a_model(
 
 
 @pytest.mark.parametrize("make", [QuAFL, FedAvg])
-@pytest.mark.parametrize("down", [QSGD(bits=4), Lattice(bits=1)], ids=["qsgd", "lattice"])
+@pytest.mark.parametrize("down", [QSGD(bits=4), Lattice(bits=2)], ids=["qsgd", "lattice"])
 def test_a_difference_is_added_to_what_the_client_has_heard_however_coarse_that_was(
     make: Callable[..., Algorithm], down: Codec
 ) -> None:

@@ -96,11 +96,28 @@ def test_the_side_makes_the_key_reach_so_many_standard_deviations() -> None:
 
 
 def test_a_key_at_the_distance_given_decodes_at_every_width() -> None:
-    for bits in range(1, 17):
+    for bits in range(3, 17):
         x = torch.randn(20, 50_000, generator=rng(bits))
         key = x + 0.01 * torch.randn(50_000, generator=rng())
-        packet = Lattice(bits=bits).encode(x, rng(), distance=(x - key).norm(dim=-1))
+        packet = Lattice(bits=bits, spread=6.0).encode(x, rng(), distance=(x - key).norm(dim=-1))
         Lattice(bits=bits).decode(packet, key=key)
+
+
+def test_a_lattice_that_brings_nobody_nearer_says_so() -> None:
+    x = torch.randn(5000, generator=rng())
+    for codec in Lattice(bits=1), Lattice(bits=2, spread=6.0):
+        with pytest.warns(RuntimeWarning, match=r"squared error of .* times the squared distance: .* use more bits"):
+            codec.encode(x, rng(), distance=1.0)
+    Lattice(bits=2).encode(x, rng(), distance=1.0)
+
+
+def test_an_outlier_that_spoils_the_rest_is_told_and_a_model_that_stands_still_is_not() -> None:
+    x = torch.randn(100_000, generator=rng())
+    for still in 0.0, 1e-6, 2.6:
+        Lattice(bits=4).encode(x, rng(), distance=still)
+    x[7] = 1e8
+    with pytest.warns(RuntimeWarning, match=r"largest coordinate is 1e\+08, the usual one 0.67.*send .* apart"):
+        Lattice(bits=4).encode(x, rng(), distance=2.6)
 
 
 def test_distance_zero_gives_a_side_that_float32_can_still_resolve() -> None:
@@ -116,7 +133,8 @@ def test_distance_zero_gives_a_side_that_float32_can_still_resolve() -> None:
 def test_a_side_too_small_for_float32_is_raised() -> None:
     x = torch.randn(3, 3000, generator=rng())
     x[1] *= 1e6
-    packet = Lattice(bits=8, resolution=1e-4).encode(x, rng())
+    with pytest.warns(RuntimeWarning, match="on none that is finer"):
+        packet = Lattice(bits=8, resolution=1e-4).encode(x, rng())
     assert packet.side.tolist()[::2] == pytest.approx([1e-4, 1e-4])
     assert packet.side[1] > 1e6 * 3 / 2**20
     decoded = Lattice(bits=8).decode(packet, key=x)

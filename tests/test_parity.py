@@ -9,7 +9,7 @@ import torch
 from stages import Stage
 
 from quafl import SCAFFOLD, FedAsync, FedAvg, FedBuff, FedNova, Identity, Lattice, QuAFL, adam, momentum, sgd
-from quafl.codec import QSGD, Difference
+from quafl.codec import QSGD, Difference, TopK
 from quafl.codec.seams import Codec, Codecs
 from quafl.core.seams import Algorithm, Optimizer, Task
 from quafl.protocol.carrier import SERVER
@@ -35,6 +35,7 @@ CODECS: dict[str, Any] = {
     "QSGD": QSGD(bits=8),
     "QSGD of the difference": QSGD(bits=4, difference=True),
     "difference": Codecs(up=Difference(bits=4), down=Lattice(bits=6)),
+    "top-k with feedback": Codecs(up=TopK(share=0.1), down=Lattice(bits=6)),
 }
 CLIENTS = {"ann": 0.1, "bob": 0.2, "eve": 0.55, "joe": 1.3}  # and how long a step takes each
 

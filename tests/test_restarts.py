@@ -20,7 +20,7 @@ from stages import (
 )
 
 from quafl import FedAvg, FedBuff, Lattice, QuAFL, sgd
-from quafl.codec import QSGD, Identity
+from quafl.codec import QSGD, Identity, TopK
 from quafl.codec.coders import coders_for
 from quafl.codec.seams import Codec, Codecs
 from quafl.core.fedasync import FedAsync
@@ -203,6 +203,7 @@ ALL: dict[str, tuple[Any, Any]] = {
     "QuAFL, many repairs": (QuAFL(sampled=2, local_steps=4, wait=0.5, patience=60.0), Lattice(bits=4, spread=2.5)),
     "FedAvg": (FedAvg(sampled=2, local_steps=4, patience=60.0), Lattice(bits=6)),
     "FedBuff": (FedBuff(sampled=2, local_steps=4, patience=60.0), QSGD(bits=8)),
+    "FedBuff, top-k": (FedBuff(sampled=2, local_steps=4, patience=60.0), Codecs(up=TopK(), down=Lattice(bits=6))),
     "SCAFFOLD, lattice": (SCAFFOLD(sampled=2, local_steps=4, lr=0.1, patience=60.0), Lattice(bits=6)),
     "SCAFFOLD, QSGD": (SCAFFOLD(sampled=2, local_steps=4, lr=0.1, patience=60.0), QSGD(bits=8)),
     "FedAsync, lattice": (FedAsync(sampled=2, local_steps=4, patience=60.0), Lattice(bits=6)),

@@ -64,8 +64,11 @@ from quafl.settings.reading import builtin, load
         ("clients.step_range=[9,2]", "step_range is (9.0, 2.0), must be two positive numbers, the smaller first"),
         ("task.name=mnst", "task.name = 'mnst': must be one of 'digits', 'mnist', 'fashion-mnist', 'cifar-10'"),
         ("codec.bits=0", "codec.bits = 0: must be from 1 to 16, or 32 for no compression"),
-        ("codec.name=zip", "codec.name = 'zip': must be one of 'lattice', 'identity', 'qsgd'"),
-        ("codec.bit=3", "unknown key codec.bit = 3; did you mean 'bits'? allowed here: name, bits, resolution, spread"),
+        (
+            "codec.name=zip",
+            "codec.name = 'zip': must be one of 'difference', 'lattice', 'identity', 'bfloat16', 'qsgd'",
+        ),
+        ("codec.bit=3", "unknown key codec.bit = 3; did you mean 'bits'? allowed here: name, bits, spread, feedback"),
         ("run.device=abacus", "run.device = 'abacus': must be one that PyTorch can use here"),
         ("codec.bits=17", "codec.bits = 17: must be from 1 to 16, or 32 for no compression"),
         ("clients.slow=1.5", "clients.slow = 1.5: must be less than or equal to 1"),

@@ -218,7 +218,7 @@ def test_the_lattice_follows_the_models_as_they_come_together() -> None:
         for codec in (Lattice(bits=8), Identity())
     ]
     assert (pair[0] - pair[1]).norm() < 0.02 * pair[1].norm()
-    w = world(task, 8, QuAFL(sampled=4, wait=3.0), codec=Lattice(bits=4), lr=0.1)
+    w = world(task, 8, QuAFL(sampled=4, wait=3.0), codec=Lattice(bits=4, spread=6.0), lr=0.1)
     w.rounds(60)
     assert w.fleet.totals.refined <= 0.02 * 2 * w.fleet.totals.contacts + 4  # four for the start
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quafl.codec.identity import Identity
 from quafl.codec.seams import Codec, Codecs, DecodeError, Packet, Refine
-from quafl.core.messages import Heard, Message, Vector
+from quafl.core.messages import Heard, Message, Own, Vector
 from quafl.core.seams import Algorithm
 from quafl.core.structs import Struct
 
@@ -42,6 +42,11 @@ class Coder:
         self.message = message
         self.vectors = message.vectors()
         self._codec = codec
+        if not codec.whole and any(isinstance(one.near, Own) for one in self.vectors):
+            raise ValueError(
+                f"codec is {codec}, which codes differences from what both ends have; of what the server sends, they "
+                f"have none: use it on the way up alone, as in Codecs(up={type(codec).__name__}(), down=Lattice())"
+            )
 
     @property
     def bits(self) -> int:
@@ -63,6 +68,10 @@ class Coder:
         """Whether some vector is coded as a difference from what the sender of the answer has heard."""
         return any(map(self._is_difference, self.vectors))
 
+    def nothing_left_out(self, like: Tensor) -> tuple[Tensor, ...]:
+        """What a client that has sent nothing yet has left out: zeros, where the codec gives that back to it."""
+        return tuple(torch.zeros_like(like) for _ in self.vectors) if self._codec.feedback else ()
+
     def _is_difference(self, vector: Vector) -> bool:
         return self._codec.difference and isinstance(vector.near, Heard)
 
@@ -80,15 +89,33 @@ class Coder:
     ) -> Parcel:
         """A fresh message. `distances` are the sender's estimates of how far each vector is from the receiver's key;
         `heard` is the message that it answers, `name` what both ends call it."""
-        packets = []
+        return self.pack_with((), message, rng, distances, heard, name)[0]
+
+    def pack_with(
+        self,
+        left_out: tuple[Tensor, ...],
+        message: Message,
+        rng: torch.Generator,
+        distances: Mapping[str, Distance],
+        heard: Message | None = None,
+        name: int = 0,
+    ) -> tuple[Parcel, tuple[Tensor, ...]]:
+        """The same with what earlier messages have left out, a vector each, or nothing; and what this one leaves
+        out."""
+        packets, left = [], []
         for place, vector in enumerate(self.vectors):
             x = getattr(message, vector.name)
             if self._is_difference(vector):
                 x = x - getattr(heard, vector.near.name)  # type: ignore[union-attr]  # it is Heard
+            if left_out:
+                x = x + left_out[place]
             exact = message.statistics if place == 0 else None
             packet = self._codec.encode(x, rng, distance=distances.get(vector.name, 0.0), exact=exact)
             packets.append(replace(packet, near=self._near(vector, name)))
-        return Parcel(tuple(packets), tuple(getattr(message, one.name) for one in message.numbers()))
+            if left_out:
+                left.append(x - self._codec.decode(packet, key=x))
+        numbers = tuple(getattr(message, one.name) for one in message.numbers())
+        return Parcel(tuple(packets), numbers), tuple(left)
 
     def _near(self, vector: Vector, name: int) -> int:
         return name if self._is_difference(vector) else 0

@@ -22,6 +22,8 @@ class Identity:
     bits: ClassVar[int] = 32
     keyed: ClassVar[bool] = False
     difference: ClassVar[bool] = False
+    whole: ClassVar[bool] = True
+    feedback: ClassVar[bool] = False
 
     def encode(
         self,

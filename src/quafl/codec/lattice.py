@@ -5,6 +5,7 @@ the bits that were not sent tells when it is not. Unbiased, with an error that d
 coordinate (the paper's Lemma "Lattice Quantization"; docs/codec.md explains it, docs/wire.md defines it).
 """
 
+import warnings
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -31,16 +32,19 @@ class Lattice:
 
     A key decodes exactly when max|R(x − key)| ≤ γ·(2^b − 1)/2; the side is chosen so that this is `spread` standard
     deviations of a rotated coordinate, σ = distance/√d: γ = 2·spread·σ/(2^b − 1). A smaller spread has a smaller error
-    and needs more refinements. `kernel` forces one ("torch", "c", "triton") instead of the fastest at hand.
+    and needs more refinements: 4 costs least where both are counted (docs/results/codec.md). `kernel` forces one
+    ("torch", "c", "triton") instead of the fastest at hand.
     """
 
     bits: int = 4
     resolution: float | None = None
-    spread: float = 6.0
+    spread: float = 4.0
     kernel: str | None = None
 
     keyed: ClassVar[bool] = True
     difference: ClassVar[bool] = False
+    whole: ClassVar[bool] = True
+    feedback: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.bits <= 16:
@@ -63,6 +67,7 @@ class Lattice:
         if not (encoded.widest <= LIMIT / 2).all():  # more cells than float32 can tell apart, or not finite
             check_finite(x)
             side = side * (encoded.widest * (1.001 / (LIMIT / 2))).clamp(min=1)
+            self._warn_of_outliers(x, side, distance)
             encoded = kernel.encode(rows, seed, side, self.bits)
         return make_packet(
             x,
@@ -82,12 +87,35 @@ class Lattice:
             return torch.full(x.shape[:-1], self.resolution, device=x.device)
         if distance is None:
             raise ValueError("encode needs a distance, or a Lattice with a fixed resolution")
+        if (share := self.spread**2 / (3 * ((1 << self.bits) - 1) ** 2)) > 1:
+            warnings.warn(
+                f"a lattice of {self.bits} bits and spread {self.spread:g} has a squared error of {share:.2g} times "
+                f"the squared distance: the message brings nobody nearer; use more bits, or a difference (near=...) "
+                f"where both ends have the same",
+                RuntimeWarning,
+                stacklevel=4,
+            )
         far = torch.as_tensor(distance, dtype=torch.float32)
         if not ((far >= 0) & (far < inf)).all():
             raise ValueError(f"distance is {float(far.max())}, must be finite and not negative; did training diverge?")
         deviation = far * max(x.shape[-1], 1) ** -0.5
         side: Tensor = (2 * self.spread * deviation / ((1 << self.bits) - 1)).clamp(min=SMALLEST_SIDE)
         return side.to(x.device).expand(x.shape[:-1])
+
+    def _warn_of_outliers(self, x: Tensor, side: Tensor, distance: Tensor | float | None) -> None:
+        """If a few coordinates have made the side so large that the message is of no use for the others. A distance
+        below what float32 resolves of the others is no reason: nothing has moved."""
+        usual = float(x.abs().median()) if x.numel() else 0.0
+        error = float(side.max()) * (x.shape[-1] / 12) ** 0.5
+        far = 0.0 if distance is None else float(torch.as_tensor(distance).max())
+        if self.resolution is not None or (error > far > 2.0**-18 * usual * x.shape[-1] ** 0.5):
+            warnings.warn(
+                f"the largest coordinate is {float(x.abs().max()):.3g}, the usual one {usual:.3g}: float32 holds both "
+                f"on a lattice of side {float(side.max()):.3g}, whose error over the whole vector is {error:.3g}, and "
+                f"on none that is finer; send what is so large apart, in full precision",
+                RuntimeWarning,
+                stacklevel=4,
+            )
 
     def refine(self, x: Model, request: Packet) -> Packet:
         """The next bits of the same lattice points, in the blocks asked for."""

@@ -53,6 +53,7 @@ from quafl.codec.seams import Codec, DecodeError, Packet, WireError
 
 Weights = TypeVar("Weights", Tensor, Mapping[str, Tensor])
 Choose: TypeAlias = Callable[[str], bool]
+ONE_WAY = 6.0  # a lattice's spread where a receiver cannot ask for more bits: of 10^8 coordinates, all are within it
 
 
 def running_statistics(name: str) -> bool:
@@ -68,6 +69,7 @@ def encode(
     distance: float | None = None,
     bits: int = 4,
     resolution: float | None = None,
+    spread: float = ONE_WAY,
     exact: Choose = running_statistics,
     rng: torch.Generator | None = None,
 ) -> bytes:
@@ -75,9 +77,10 @@ def encode(
 
     Give what both ends have (`near`), and the difference from it is sent, which has the smaller error; the receiver
     must have the very same, bit for bit. Where only the receiver has something near, give that (`key`), or how far from
-    it these are (`distance`, ‖weights − key‖), or the lattice's side (`resolution`). `bits` 32 sends everything as it
-    is. Entries of a state_dict that `exact` names travel in full precision; those that are not floating-point numbers
-    are not sent, and those that are must be float32, float16 or bfloat16.
+    it these are (`distance`, ‖weights − key‖), or the lattice's side (`resolution`); a `spread` of 4 has less than half
+    the error of 6, and needs a `refine` at the receiver. `bits` 32 sends everything as it is. Entries of a state_dict
+    that `exact` names travel in full precision; those that are not floating-point numbers are not sent, and those that
+    are must be float32, float16 or bfloat16.
     """
     _check_dtypes(weights)
     vector, buffers = _flatten(weights, exact)
@@ -92,7 +95,7 @@ def encode(
         return wire.to_bytes(replace(packet, near=_name(reference)))
     if key is not None:
         distance = float((vector - _same_size(vector, _flatten(key, exact)[0], "key")).norm())
-    codec: Codec = Identity() if bits == Identity.bits else Lattice(bits=bits, resolution=resolution)
+    codec: Codec = Identity() if bits == Identity.bits else Lattice(bits=bits, resolution=resolution, spread=spread)
     return wire.to_bytes(codec.encode(vector, rng, distance=distance, exact=buffers))
 
 

@@ -5,6 +5,7 @@ from itertools import zip_longest
 import torch
 from torch import Tensor
 
+from quafl.codec import hashing
 from quafl.codec.formats import DTYPES
 from quafl.codec.seams import DecodeError, Packet
 from quafl.core.messages import Model
@@ -83,3 +84,10 @@ def broadcast(one: torch.Size, other: torch.Size) -> torch.Size:
 def draw_seeds(x: Model, rng: torch.Generator) -> Tensor:
     """A fresh seed for each row."""
     return torch.randint(2**63 - 1, x.shape[:-1], generator=rng, device=rng.device).to(x.device)
+
+
+def draw_words(x: Model, rng: torch.Generator) -> Tensor:
+    """32 random bits for each coordinate, the same on every device."""
+    blocks = -(-x.shape[-1] // hashing.BLOCK)
+    words = hashing.words(draw_seeds(x, rng), torch.arange(blocks, device=x.device))
+    return words.flatten(-2)[..., : x.shape[-1]]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from quafl.codec import hashing
 from quafl.codec.formats import Header, Layout, expect, expect_plain
-from quafl.codec.packets import broadcast, check_finite, check_fits, draw_seeds, make_packet
+from quafl.codec.packets import broadcast, check_finite, check_fits, draw_words, make_packet
 from quafl.codec.packing import pack, unpack
 from quafl.codec.seams import DecodeError, Packet, Refine
 from quafl.core.messages import Model
@@ -35,6 +35,8 @@ class QSGD:
     difference: bool = False
 
     keyed: ClassVar[bool] = False
+    whole: ClassVar[bool] = True
+    feedback: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         least = 2 if self.norm == "l2" else 1
@@ -69,21 +71,15 @@ class QSGD:
             low, high = buckets.amin(dim=-1, keepdim=True), buckets.amax(dim=-1, keepdim=True)
             scales = torch.cat((low, high), dim=-1)
             position = (buckets - low) / (high - low) * self._levels
+        chance = hashing.dither(draw_words(buckets.flatten(-2), rng)).reshape(buckets.shape)
         position = position.nan_to_num(0.0)  # a bucket of zeros, or of one value
         below = position.floor()
-        level = below + (position - below + self._chance(buckets, rng) >= 1)
+        level = below + (position - below + chance >= 1)
         symbols = level.to(torch.int32).clamp(max=self._levels)
         if self.norm == "l2":
             symbols = symbols | ((buckets < 0).to(torch.int32) << (self.bits - 1))
         packed = pack(symbols.flatten(-2).unsqueeze(-1), self.bits)
         return make_packet(x, self._codec, self.bits, self.bucket, packed, scales=scales.flatten(-2), exact=exact)
-
-    def _chance(self, buckets: Tensor, rng: torch.Generator) -> Tensor:
-        """u ∈ [0, 1) for each coordinate, the same on every device."""
-        rows = buckets.flatten(-2)
-        blocks = -(-rows.shape[-1] // hashing.BLOCK)
-        words = hashing.words(draw_seeds(rows, rng), torch.arange(blocks, device=rows.device))
-        return hashing.dither(words).flatten(-2)[..., : rows.shape[-1]].reshape(buckets.shape)
 
     def refine(self, x: Model, request: Packet) -> Packet:
         """Nothing fails, so there is nothing to add."""

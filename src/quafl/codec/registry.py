@@ -3,18 +3,21 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from quafl.codec.bfloat16 import BFloat16Format
 from quafl.codec.difference import DifferenceFormat
 from quafl.codec.formats import Format
 from quafl.codec.identity import IdentityFormat
 from quafl.codec.lattice import LatticeFormat
 from quafl.codec.qsgd import L2_FORMAT, MINMAX_FORMAT
 from quafl.codec.seams import Codec, Packet
+from quafl.codec.topk import TopKFormat
 
 FREE = range(128, 256)  # ids for codecs from elsewhere; those below are this project's, 4 among them for an E8 lattice
 
-_formats: dict[int, Format] = {
-    one.id: one for one in (IdentityFormat(), LatticeFormat(), L2_FORMAT, MINMAX_FORMAT, DifferenceFormat())
-}
+_OURS: tuple[Format, ...] = (
+    *(IdentityFormat(), LatticeFormat(), L2_FORMAT, MINMAX_FORMAT, DifferenceFormat(), BFloat16Format(), TopKFormat()),
+)
+_formats: dict[int, Format] = {one.id: one for one in _OURS}
 FORMATS: Mapping[int, Format] = MappingProxyType(_formats)
 
 

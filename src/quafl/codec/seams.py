@@ -70,6 +70,14 @@ class Codec(Protocol):
     def difference(self) -> bool:
         """Whether the difference is coded where both ends know a vector near the encoded one."""
 
+    @property
+    def whole(self) -> bool:
+        """Whether it serves a model that the sender has nothing near to, as the server's on its way to the clients."""
+
+    @property
+    def feedback(self) -> bool:
+        """Whether a client keeps what a message leaves out, and adds it to its next one. Not for a codec with keys."""
+
     def encode(
         self, x: Model, rng: torch.Generator, *, distance: Tensor | float | None = None, exact: Tensor | None = None
     ) -> Packet:

@@ -37,6 +37,7 @@ class ClientState(Struct):
     taken: Counts  # completed since the last contact
     budget: Counts  # most of those
     round: Counts  # of the server's message that it heard last; −1: none
+    left_out: tuple[Model, ...] = ()  # of the vectors that it has sent, where the codec gives that back to it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

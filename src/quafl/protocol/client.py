@@ -256,7 +256,12 @@ class ClientSide(Machine):
 
     def _newcomer(self, model: torch.Tensor, buffers: torch.Tensor, terms: Terms, steps: int) -> Any:
         fresh = newcomers(terms.algorithm, model, buffers, torch.ones(1))
-        return replace(fresh, steps=torch.full_like(fresh.steps, steps), optimizer=terms.optimizer.init(fresh.base))
+        return replace(
+            fresh,
+            steps=torch.full_like(fresh.steps, steps),
+            optimizer=terms.optimizer.init(fresh.base),
+            left_out=terms.coders.up.nothing_left_out(fresh.base),
+        )
 
     def _restore(self, run: str, text: dict[str, Any], terms: Terms) -> None:
         """Go on from the last checkpoint, if it is of this run. Steps that may have been reported since are not taken
@@ -283,6 +288,7 @@ class ClientSide(Machine):
             if later:
                 none = torch.zeros_like
                 client = replace(client, progress=none(client.progress), taken=none(client.taken))
+                client = replace(client, left_out=tuple(map(none, client.left_out)))
                 client = replace(client, steps=torch.full_like(client.steps, reported))
                 self._say(INFO, "progress since the last checkpoint may have been reported, and is dropped")
             self.client = self._catch_up(client, later, terms)
@@ -464,13 +470,13 @@ class ClientSide(Machine):
         rng = torch.Generator().manual_seed(derive(self._run, self._name, contact.ticket.hex()))
         name = name_of(contact.ticket, whole=contact.whole)
 
-        def answered() -> tuple[Any, Parcel | None]:
+        def answered() -> tuple[Any, Parcel | None, Any]:
             said = speak(terms.algorithm, terms.optimizer, client, hearing.down)
             if not said.answers.all():
-                return said, None
-            return said, encode_up(terms.coders, said, hearing, at_once=at_once, rng=rng, name=name)
+                return said, None, said.clients
+            return said, *encode_up(terms.coders, said, hearing, at_once=at_once, rng=rng, name=name)
 
-        said, parcel = yield Compute(answered)
+        said, parcel, after = yield Compute(answered)
         if parcel is None and bool(said.broken):
             self._say(WARNING, "round %d: the progress is not finite; it is dropped", contact.round)
             given = Given(contact.ticket, messages.to_bytes(Broken(contact.ticket)))
@@ -488,7 +494,6 @@ class ClientSide(Machine):
             given = Given(contact.ticket, octets, said.up, up, pending=True)
         if self._contacted is not contact and (self._work is None or self._work.contact is not contact):
             raise WireError("the server has sent something newer")
-        after = said.clients
         if joined and not int(client.taken) and not self._to_apply:  # without time for a step: that says nothing of it
             plain = {f.name: getattr(after, f.name) for f in fields(ClientState)}
             after = terms.algorithm.newcomer(ClientState(**plain), torch.ones(1))

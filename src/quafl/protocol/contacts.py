@@ -289,6 +289,7 @@ class Contacts(Debts):
     def _refinement(self, member: Member, question: Question, wanted: Wanted) -> Flow:
         request = wire.to_bytes(wanted.request)
         octets = messages.to_bytes(Repair(question.ticket, wanted.place, request))
+        self.totals.down += len(request)
         back = yield Ask(member.name, octets, self._limits.contact_seconds)
         match messages.from_bytes(back):
             case Refinement(bits):
@@ -296,7 +297,6 @@ class Contacts(Debts):
             case other:
                 raise DecodeError(f"was asked for a repair, sent a {type(other).__name__}")
         self.totals.refined += wanted.request.sent == self._coders.up.bits
-        self.totals.down += len(request)
         self.totals.up += len(bits)
         return bytes(bits)
 

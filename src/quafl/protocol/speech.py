@@ -68,9 +68,9 @@ def name_of(ticket: bytes, *, whole: bool) -> int:
 
 def encode_up(
     coders: Coders, said: Said, hearing: Hearing, *, at_once: bool, rng: torch.Generator, name: int = 0
-) -> Parcel:
-    """The answers (client, line 3). `said` has a row for each client that answers, and so must the hearing. `name` is
-    what both ends call the message that they answer.
+) -> tuple[Parcel, Any]:
+    """The answers (client, line 3), and the clients afterwards, with what they have left out. `said` has a row for each
+    client that answers, and so must the hearing. `name` is what both ends call the message that they answer.
 
     How far a vector is from the server's key, the client knows up to the noise of what it has heard. A vector that was
     there before the message came has nothing of that noise; one that stands on the message has it in addition.
@@ -84,7 +84,11 @@ def encode_up(
         return denoised(away, noise if at_once else -noise)
 
     gaps = {one.name: gap(one) for one in coders.up.vectors}
-    return coders.up.pack(said.up, rng, gaps, heard=hearing.down, name=name)
+    before, rows = said.clients.left_out, said.answers.nonzero().squeeze(-1)
+    mine = tuple(vectors[rows] for vectors in before)
+    parcel, left = coders.up.pack_with(mine, said.up, rng, gaps, heard=hearing.down, name=name)
+    after = tuple(old.index_copy(0, rows.to(old.device), new) for old, new in zip(before, left, strict=True))
+    return parcel, replace(said.clients, left_out=after)
 
 
 def keys_up(coder: Coder, told: Message) -> dict[str, Tensor]:

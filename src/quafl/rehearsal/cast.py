@@ -16,6 +16,7 @@ from quafl.codec.hashing import BLOCK
 from quafl.codec.identity import Identity
 from quafl.codec.lattice import Lattice
 from quafl.codec.seams import Codec, Codecs
+from quafl.codec.topk import TopK
 from quafl.core.ca2fl import CA2FL
 from quafl.core.calibrated import Calibrated
 from quafl.core.defence import Defence
@@ -96,6 +97,7 @@ CODECS: dict[str, Codec | Codecs] = {
     "Lattice": Lattice(4),
     "Lattice, narrow": Lattice(4, spread=1.2),  # which needs repairs
     "Difference": Codecs(up=Difference(4), down=Lattice(4)),
+    "Top-k": Codecs(up=TopK(1 / 4), down=Lattice(4)),  # whose clients keep what they leave out
 }
 
 

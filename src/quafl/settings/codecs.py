@@ -2,27 +2,44 @@
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from quafl.codec import QSGD, Difference, Identity, Lattice
-from quafl.codec.seams import Codec, Codecs
+from quafl.codec import QSGD, BFloat16, Codecs, Difference, Identity, Lattice, TopK, compressed
+from quafl.codec.seams import Codec
 from quafl.settings.base import Positive, Section
+
+
+def _known_width(bits: int) -> int:
+    if bits != Identity.bits and not 1 <= bits <= 16:
+        raise ValueError("must be from 1 to 16, or 32 for no compression")
+    return bits
+
+
+Bits: TypeAlias = Annotated[int, AfterValidator(_known_width)]
+DEFAULT_SPREAD = Lattice().spread
+
+
+class DifferenceSettings(Section):
+    """A difference from client to server, a lattice back; see codec.usual, codec.difference and codec.lattice."""
+
+    name: Literal["difference"] = "difference"
+    bits: Bits = 4
+    spread: Positive = DEFAULT_SPREAD
+    feedback: bool = False
+
+    def build(self) -> Codecs:
+        """The codecs."""
+        both = compressed(self.bits, spread=self.spread)
+        return both._replace(up=Difference(bits=self.bits, feedback=True)) if self.feedback else both
 
 
 class LatticeSettings(Section):
     """See codec.lattice; 32 bits mean no compression."""
 
     name: Literal["lattice"] = "lattice"
-    bits: int = 4
+    bits: Bits = 4
     resolution: Positive | None = None
-    spread: Positive = 6.0
-
-    @field_validator("bits")
-    @classmethod
-    def _known_width(cls, bits: int) -> int:
-        if bits != Identity.bits and not 1 <= bits <= 16:
-            raise ValueError("must be from 1 to 16, or 32 for no compression")
-        return bits
+    spread: Positive = DEFAULT_SPREAD
 
     def build(self) -> Codec:
         """The codec."""
@@ -42,6 +59,17 @@ class IdentitySettings(Section):
         return Identity()
 
 
+class BFloat16Settings(Section):
+    """See codec.bfloat16."""
+
+    name: Literal["bfloat16"]
+    bits: Literal[16] = 16
+
+    def build(self) -> Codec:
+        """The codec."""
+        return BFloat16()
+
+
 class QSGDSettings(Section):
     """See codec.qsgd."""
 
@@ -56,19 +84,36 @@ class QSGDSettings(Section):
         return QSGD(bits=self.bits, norm=self.norm, bucket=self.bucket, difference=self.difference)
 
 
-class DifferenceSettings(Section):
+class DifferenceUpSettings(Section):
     """See codec.difference."""
 
     name: Literal["difference"]
     bits: int = Field(default=4, ge=1, le=8)
+    feedback: bool = False
 
     def build(self) -> Codec:
         """The codec."""
-        return Difference(bits=self.bits)
+        return Difference(bits=self.bits, feedback=self.feedback)
 
 
-OneWay: TypeAlias = Annotated[
-    LatticeSettings | DifferenceSettings | IdentitySettings | QSGDSettings, Field(discriminator="name")
+class TopKSettings(Section):
+    """See codec.topk."""
+
+    name: Literal["top-k"]
+    share: float = Field(default=1 / 16, gt=0, le=1)
+    feedback: bool = True
+
+    def build(self) -> Codec:
+        """The codec."""
+        return TopK(share=self.share, feedback=self.feedback)
+
+
+Up: TypeAlias = Annotated[
+    DifferenceUpSettings | LatticeSettings | TopKSettings | QSGDSettings | BFloat16Settings | IdentitySettings,
+    Field(discriminator="name"),
+]
+Down: TypeAlias = Annotated[
+    LatticeSettings | QSGDSettings | BFloat16Settings | IdentitySettings, Field(discriminator="name")
 ]
 
 
@@ -78,8 +123,8 @@ class EachWaySettings(Section):
 
     name: Literal["each way"]
     bits: int = 4
-    up: OneWay
-    down: OneWay
+    up: Up
+    down: Down
 
     @model_validator(mode="before")
     @classmethod
@@ -89,7 +134,7 @@ class EachWaySettings(Section):
         bits = {"bits": raw["bits"]} if "bits" in raw else {}
         ways = {way: raw.get(way, {}) for way in ("up", "down")}
         return raw | {
-            way: ({} if one.get("name") == "identity" else bits) | {"name": "lattice", **one}
+            way: ({} if one.get("name") in _WITHOUT_BITS else bits) | {"name": "lattice", **one}
             for way, one in ways.items()
             if isinstance(one, dict)
         }
@@ -99,4 +144,8 @@ class EachWaySettings(Section):
         return Codecs(up=self.up.build(), down=self.down.build())
 
 
-CodecChoice: TypeAlias = LatticeSettings | IdentitySettings | QSGDSettings | EachWaySettings
+_WITHOUT_BITS = ("identity", "bfloat16", "top-k")
+CodecChoice: TypeAlias = (
+    DifferenceSettings | LatticeSettings | IdentitySettings | BFloat16Settings | QSGDSettings | EachWaySettings
+)
+DEFAULT = DifferenceSettings()

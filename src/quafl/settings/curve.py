@@ -10,7 +10,8 @@ from quafl.core.randomness import Generators
 from quafl.core.seams import Task
 from quafl.settings.algorithms import DEFAULT, Algorithms
 from quafl.settings.base import Section
-from quafl.settings.codecs import CodecChoice, LatticeSettings
+from quafl.settings.codecs import DEFAULT as DEFAULT_CODEC
+from quafl.settings.codecs import CodecChoice
 from quafl.settings.defence import DefenceSettings
 from quafl.settings.tasks import DigitsTask, Tasks
 from quafl.settings.world import Clients, Run
@@ -24,7 +25,7 @@ class Settings(Section):
     task: Tasks = Field(default=DigitsTask(), discriminator="name")
     clients: Clients = Clients()
     algorithm: Algorithms = Field(default=DEFAULT, discriminator="name")
-    codec: CodecChoice = Field(default=LatticeSettings(), discriminator="name")
+    codec: CodecChoice = Field(default=DEFAULT_CODEC, discriminator="name")
     run: Run = Run()
     defence: DefenceSettings = DefenceSettings()
 

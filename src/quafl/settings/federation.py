@@ -14,7 +14,8 @@ from quafl.protocol.members import Limits
 from quafl.protocol.messages import HELLO_SECONDS
 from quafl.settings.algorithms import DEFAULT, LABELS, Algorithms
 from quafl.settings.base import NotNegative, Positive, Section
-from quafl.settings.codecs import CodecChoice, LatticeSettings
+from quafl.settings.codecs import DEFAULT as DEFAULT_CODEC
+from quafl.settings.codecs import CodecChoice
 from quafl.settings.defence import FederationDefence
 
 
@@ -79,7 +80,7 @@ class FederationSettings(Section):
     task: FederationTask
     clients: FederationClients = FederationClients()
     algorithm: Algorithms = Field(default=DEFAULT, discriminator="name")
-    codec: CodecChoice = Field(default=LatticeSettings(), discriminator="name")
+    codec: CodecChoice = Field(default=DEFAULT_CODEC, discriminator="name")
     run: FederationRun = FederationRun()
     defence: FederationDefence = FederationDefence()
 

@@ -23,7 +23,7 @@ from quafl.settings.world import Absence, Change
 AnySettings = TypeVar("AnySettings", Settings, FederationSettings)
 AnySection = TypeVar("AnySection", bound=Section)
 SERVER_PATIENCE = 60.0  # seconds that a real server waits for answers, where the settings do not say
-_DEFAULTS: Raw = {"task": {"name": "digits"}, "algorithm": {"name": "quafl"}, "codec": {"name": "lattice"}}
+_DEFAULTS: Raw = {"task": {"name": "digits"}, "algorithm": {"name": "quafl"}, "codec": {"name": "difference"}}
 
 
 def load(source: str, overrides: Sequence[str] = ()) -> list[Settings]:
@@ -125,12 +125,19 @@ def _parse_override(text: str) -> Raw:
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> Raw:
-    """One table laid over another."""
+    """One table laid over another. Of a codec, one of another name keeps the bits alone."""
     result = dict(base)
     for key, value in over.items():
-        both = isinstance(value, dict) and isinstance(result.get(key), dict)
-        result[key] = merged(result[key], value) if both else value
+        below = result.get(key)
+        if key == "codec" and isinstance(value, dict) and isinstance(below, dict) and _is_another(value, below):
+            below = {name: below[name] for name in ("bits",) if name in below}
+        both = isinstance(value, dict) and isinstance(below, dict)
+        result[key] = merged(below or {}, value) if both else value
     return result
+
+
+def _is_another(over: Raw, below: Raw) -> bool:
+    return "name" in over and over["name"] != below.get("name", over["name"])
 
 
 def _validate(made: type[AnySettings], defaults: Raw, raw: Raw, where: str = "") -> AnySettings:

@@ -97,9 +97,13 @@ class SimulatedFleet:
     ) -> None:
         self.totals = Totals()
         everybody = newcomers(algorithm, *task.initial(), speeds.relative())
-        somebody = replace(everybody[0], optimizer=optimizer.init(everybody.base[0]))
+        somebody = replace(
+            everybody[0],
+            optimizer=optimizer.init(everybody.base[0]),
+            left_out=coders.up.nothing_left_out(everybody.base[0]),
+        )
         self._slow = (speeds.relative() <= SLOW).tolist()
-        self._store = Store(everybody, somebody.optimizer, **(given or {}))
+        self._store = Store(everybody, somebody, **(given or {}))
         self._waiting: list[_Waiting] = []  # contacts whose local steps have not been computed yet
         self._busy: set[int] = set()  # clients in them
         self.size = len(self._store)
@@ -275,12 +279,12 @@ class SimulatedFleet:
     def _settle(self, sent: Sent, hearing: Hearing, clients: Any, *, at_once: bool) -> None:
         """What clients have become, and what they say."""
         said = speak(self._algorithm, self._optimizer, clients, hearing.down)
-        self._store.put(sent.sender, said.clients)
         answers = said.answers
         everybody = bool(answers.all())
         if not everybody:
             hearing = only(hearing, answers)
-        parcel = self._encoded(said, hearing, sent, at_once=at_once)
+        parcel, after = self._encoded(said, hearing, sent, at_once=at_once)
+        self._store.put(sent.sender, after)
         answer = Words(parcel, said.up, said.steps, hearing.measured)
         if not everybody:
             self._keep_silent(sent, said)
@@ -304,8 +308,8 @@ class SimulatedFleet:
         ]
         self._traffic.void(sent.sender[sent.silent])
 
-    def _encoded(self, said: Said, hearing: Hearing, sent: Sent, *, at_once: bool) -> Parcel:
-        """What those clients say that say something."""
+    def _encoded(self, said: Said, hearing: Hearing, sent: Sent, *, at_once: bool) -> tuple[Parcel, Any]:
+        """What those clients say that say something, and what all have become."""
         return encode_up(self._coders, said, hearing, at_once=at_once, rng=self._rng["dither of clients"])
 
     def receive(self, count: int, within: float, since: int) -> Replies:

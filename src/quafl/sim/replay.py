@@ -162,7 +162,8 @@ class ReplayedFleet(SimulatedFleet):
 
     def _join(self, ids: Ids, heard: Message) -> None:
         fresh = newcomers(self._algorithm, model_of(heard), heard.statistics, torch.ones(1))
-        self._store.put(ids, replace(fresh, optimizer=self._optimizer.init(fresh.base)))
+        nothing = self._coders.up.nothing_left_out(fresh.base)
+        self._store.put(ids, replace(fresh, optimizer=self._optimizer.init(fresh.base), left_out=nothing))
         self._joined.add(int(ids))
 
     def _still_a_newcomer(self, ids: Ids) -> None:
@@ -170,7 +171,7 @@ class ReplayedFleet(SimulatedFleet):
         plain = ClientState(**{f.name: getattr(after, f.name) for f in fields(ClientState)})
         self._store.put(ids, self._algorithm.newcomer(plain, torch.ones(1)))
 
-    def _encoded(self, said: Said, hearing: Hearing, sent: Sent, *, at_once: bool) -> Parcel:
+    def _encoded(self, said: Said, hearing: Hearing, sent: Sent, *, at_once: bool) -> tuple[Parcel, Any]:
         """Each client has a generator of its own for each contact."""
         (client,) = sent.sender.tolist()
         rng = torch.Generator().manual_seed(derive(self._run, self._names[client], self._ticket))

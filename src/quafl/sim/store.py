@@ -8,26 +8,28 @@ from torch import Tensor
 
 from quafl.core.seams import ClientState, Ids
 
-_Heavy: TypeAlias = tuple[Tensor, ...]  # a client's vectors, and its optimizer's state
+_Heavy: TypeAlias = tuple[Tensor, ...]  # a client's vectors, those of its optimizer, and what its messages left out
+SEVERAL = ("optimizer", "left_out")  # are tuples of vectors
 BETWEEN = ("progress", "taken")  # is none: local steps are computed at the contact, and begin anew after
 
 
 class Store:
     """n clients between contacts: whatever vectors and numbers their algorithm has them keep.
 
-    `newcomers` have a row each; their vectors are the same for all, and `optimizer` is of one of them. What is `given`
-    are numbers that the world knows of each client, whatever happens.
+    `newcomers` have a row each; their vectors are the same for all, and `one` of them is complete. What is `given` are
+    numbers that the world knows of each client, whatever happens.
     """
 
-    def __init__(self, newcomers: Any, optimizer: tuple[Tensor, ...], **given: Tensor) -> None:
-        tensors = {f.name: getattr(newcomers, f.name) for f in fields(newcomers) if f.name != "optimizer"}
+    def __init__(self, newcomers: Any, one: Any, **given: Tensor) -> None:
+        tensors = {f.name: getattr(newcomers, f.name) for f in fields(newcomers) if f.name not in SEVERAL}
         self._shape: ClientState = newcomers
         self._vectors = [name for name, rows in tensors.items() if rows.dim() > 1 and name not in BETWEEN]
         self._numbers = {
             name: rows.clone() for name, rows in tensors.items() if rows.dim() == 1 and name not in BETWEEN
         }
         self._given = given
-        self._newcomer: _Heavy = (*(tensors[name][0] for name in self._vectors), *optimizer)
+        self._optimizers = len(one.optimizer)
+        self._newcomer: _Heavy = (*(tensors[name][0] for name in self._vectors), *one.optimizer, *one.left_out)
         self._known: dict[int, _Heavy] = {}
 
     def __len__(self) -> int:
@@ -52,18 +54,20 @@ class Store:
 
     def _made(self, ids: Ids, heavy: list[Tensor]) -> Any:
         vectors = dict(zip(self._vectors, heavy, strict=False))
+        rest = tuple(heavy[len(self._vectors) :])
         return replace(
             self._shape,
             **vectors,
             **{name: values[ids] for name, values in (self._numbers | self._given).items()},
             progress=vectors["base"].new_zeros(()).expand_as(vectors["base"]),
             taken=torch.zeros_like(ids),
-            optimizer=tuple(heavy[len(self._vectors) :]),
+            optimizer=rest[: self._optimizers],
+            left_out=rest[self._optimizers :],
         )
 
     def put(self, ids: Ids, clients: Any) -> None:
         """Keep what those clients have become."""
-        heavy = (*(getattr(clients, name) for name in self._vectors), *clients.optimizer)
+        heavy = (*(getattr(clients, name) for name in self._vectors), *clients.optimizer, *clients.left_out)
         self._known |= zip(ids.tolist(), zip(*map(_own_rows, heavy), strict=True), strict=True)
         self._numbers = {
             name: values.index_copy(0, ids, getattr(clients, name)) for name, values in self._numbers.items()
