@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
-from fidelity import Result, accuracy, live, quality
+from fidelity import EDEN, Result, accuracy, live, quality
 from torch import Tensor
 
 from quafl.codec import Lattice, gaussian
@@ -80,7 +80,6 @@ def plain(x: Tensor, key: Tensor, bits: int) -> None:
 def cpu() -> Result:
     from quafl.codec.kernels.native import INSTRUCTION_SETS, Native
 
-    torch.set_num_threads(1)
     kernels: dict[str, Kernel] = {"torch": Oracle()}
     if "c" in available():
         kernels |= {f"C, {name}": Native(name) for name in INSTRUCTION_SETS if Native(name).instruction_set == name}
@@ -177,49 +176,56 @@ def table(rows: list[Result]) -> str:
 
 
 def page(out: Path) -> None:
-    """The picture of docs/codec.md, error against bits, and all tables, from what was recorded."""
+    """The picture, error against octets, and all tables of the pages, from what was recorded."""
     from matplotlib.figure import Figure
 
-    measured = json.loads((out / "codec-quality.json").read_text(encoding="utf-8"))["rows"]
-    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
-    axes = figure.subplots()
-    for name in dict.fromkeys(row["codec"] for row in measured):
-        mine = [row for row in measured if row["codec"] == name]
-        axes.plot(
-            [row["bits / coordinate on the wire"] for row in mine],
-            [row["error / distance²"] for row in mine],
-            marker="o",
-            label=name,
-        )
-    axes.axhline(1, color="#999999", linewidth=0.8, linestyle="--")
-    axes.set(yscale="log", xlabel="bits a coordinate on the wire", ylabel="error / distance²")
-    axes.legend(frameon=False)
-    axes.grid(alpha=0.25)
+    rows = json.loads((out / "codec-quality.json").read_text(encoding="utf-8"))["rows"]
+    vectors = list(dict.fromkeys(row["vector"] for row in rows))
+    figure = Figure(figsize=(9.6, 7.2), layout="constrained")
+    for axes, vector in zip(figure.subplots(2, 2, sharex=True, sharey=True).flat, vectors, strict=True):
+        for codec in dict.fromkeys(row["codec"] for row in rows):
+            mine = [row for row in rows if (row["vector"], row["codec"]) == (vector, codec)]
+            width, error = (
+                [row[name] for row in mine] for name in ("bits / coordinate on the wire", "error / distance²")
+            )
+            axes.plot(width, error, marker="o", markersize=3.5, label=codec)
+        axes.plot(list(EDEN), list(EDEN.values()), "k+", markersize=9, label="EDEN, as published")
+        axes.plot(LIMIT, [4.0**-bits for bits in LIMIT], color="#444444", linestyle=":", label="the limit, 4^−bits")
+        axes.axhline(1, color="#999999", linewidth=0.8, linestyle="--")
+        axes.set(yscale="log", title=f"{vector}, d = {mine[0]['d']:,}", ylim=(1e-5, 30))
+        axes.grid(alpha=0.25)
+    figure.supxlabel("bits a coordinate on the wire, refinements included")
+    figure.supylabel("squared error / squared distance")
+    figure.axes[0].legend(frameon=False, fontsize="small")
     (out.parent / "img").mkdir(exist_ok=True)
-    figure.savefig(out.parent / "img" / "codec.png", dpi=150)
-    for text in (out.parent / "codec.md", out / "codec.md"):
-        filled = re.sub(
-            r"<!-- (\w+) (\w+) -->\n.*?<!-- end -->",
-            lambda mark: f"<!-- {mark[1]} {mark[2]} -->\n{recorded(out, mark[1], mark[2])}\n<!-- end -->",
-            text.read_text(encoding="utf-8"),
-            flags=re.DOTALL,
-        )
-        text.write_text(filled, encoding="utf-8")
+    figure.savefig(out.parent / "img" / "codec.png", dpi=130)
+    text = out / "codec.md"
+    filled = re.sub(
+        r"<!-- (\w+) (\w+) -->\n.*?<!-- end -->",
+        lambda mark: f"<!-- {mark[1]} {mark[2]} -->\n{recorded(out, mark[1], mark[2])}\n<!-- end -->",
+        text.read_text(encoding="utf-8"),
+        flags=re.DOTALL,
+    )
+    text.write_text(filled, encoding="utf-8")
+
+
+LIMIT = range(1, 9)
 
 
 def recorded(out: Path, what: str, name: str) -> str:
-    """A recorded table; that of error against bits with a column per codec."""
+    """A recorded table; that of error against octets with a column for each codec."""
     rows = json.loads((out / f"codec-{what}.json").read_text(encoding="utf-8"))[name]
     if what != "quality":
-        return table(rows)
-    columns = {
-        bits: [row for row in rows if row["bits"] == bits] for bits in dict.fromkeys(row["bits"] for row in rows)
-    }
+        return table([{name: value for name, value in row.items() if name != "seeds"} for row in rows])
+    found: dict[tuple[str, int], Result] = {}
+    for row in rows:
+        cell = f"{row['error / distance²']:g} @ {row['bits / coordinate on the wire']}"
+        found.setdefault((row["vector"], row["bits"]), {})[row["codec"]] = cell
+    names = list(dict.fromkeys(row["codec"] for row in rows))
     return table(
         [
-            {"bits": bits}
-            | {r["codec"]: f"{r['error / distance²']:g} @ {r['bits / coordinate on the wire']}" for r in together}
-            for bits, together in columns.items()
+            {"vector": vector, "bits": bits} | {name: cells.get(name, "") for name in names}
+            for (vector, bits), cells in found.items()
         ]
     )
 
@@ -232,6 +238,7 @@ def main() -> None:
     parser.add_argument("what", nargs="+", choices=[*MEASURED, "page"])
     parser.add_argument("--out", type=Path, default=RESULTS)
     chosen = parser.parse_args()
+    torch.set_num_threads(1)
     for what in chosen.what:
         if what == "page":
             page(chosen.out)

@@ -20,7 +20,7 @@ def test_the_simulation_example_learns(capsys: pytest.CaptureFixture[str]) -> No
 def test_the_codec_example_sends_what_it_says() -> None:
     names: dict[str, object] = {}
     exec(CODEC, names)
-    (octets,) = re.findall(r"# ([\d,]+) octets", CODEC)
+    (octets,) = re.findall(r"([\d,]+) octets", CODEC)
     message = names["message"]
     assert isinstance(message, bytes)
     assert len(message) == int(octets.replace(",", ""))

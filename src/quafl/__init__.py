@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from quafl.version import __version__
 
 if TYPE_CHECKING:
-    from quafl.codec import QSGD, Codecs, Identity, Lattice
+    from quafl.codec import QSGD, BFloat16, Codecs, Difference, Identity, Lattice, TopK, compressed
     from quafl.core import (
         CA2FL,
         FAVANO,
@@ -40,10 +40,12 @@ __all__ = [
     "SCAFFOLD",
     "Absence",
     "Adaptive",
+    "BFloat16",
     "Calibrated",
     "Change",
     "Codecs",
     "Defence",
+    "Difference",
     "FedAsync",
     "FedAvg",
     "FedBuff",
@@ -57,9 +59,11 @@ __all__ = [
     "QuAFL",
     "Result",
     "Simulation",
+    "TopK",
     "World",
     "__version__",
     "adam",
+    "compressed",
     "cosine",
     "linear",
     "momentum",
@@ -67,7 +71,7 @@ __all__ = [
     "simulate",
 ]
 _HOMES = {
-    "quafl.codec": ("QSGD", "Codecs", "Identity", "Lattice"),
+    "quafl.codec": ("BFloat16", "Codecs", "Difference", "Identity", "Lattice", "QSGD", "TopK", "compressed"),
     "quafl.core": (
         *("CA2FL", "FAVANO", "SCAFFOLD", "Calibrated", "FedAsync", "FedAvg", "FedBuff", "FedNova", "QuAFL"),
         *("Adaptive", "Defence", "HeavyBall", "Plain"),

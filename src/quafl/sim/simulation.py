@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from quafl.codec import Lattice
+from quafl.codec import compressed
 from quafl.codec.coders import coders_for
 from quafl.codec.seams import Codec, Codecs
 from quafl.core.optim import sgd
@@ -207,7 +207,7 @@ def simulate(
     clients: Sequence[Data],
     algorithm: Algorithm,
     until: float,
-    codec: Codec | Codecs = Lattice(bits=4),  # noqa: B008  # immutable
+    codec: Codec | Codecs = compressed(bits=4),  # noqa: B008  # immutable
     optimizer: Optimizer = sgd(lr=0.1),  # noqa: B008
     loss: Measure = functional.cross_entropy,
     metrics: Mapping[str, Measure] | None = None,
