@@ -42,8 +42,9 @@ format: $(INSTALLED) ## Put the code into its format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench-codec: $(INSTALLED) ## Measure the codec: speed, memory, error against bits, refinement (some minutes)
-	$(BIN)/python benchmarks/codec.py cpu quality live page
+bench-codec: $(INSTALLED) ## Measure the codecs: speed, memory, error, accuracy (an hour; needs MNIST, Fashion-MNIST, CIFAR-10)
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[bench]'
+	$(BIN)/python benchmarks/codec.py cpu quality live accuracy page
 
 bench-sim: $(INSTALLED) ## Measure the simulator's overhead (some minutes; needs MNIST and Fashion-MNIST)
 	$(BIN)/python benchmarks/simulator.py

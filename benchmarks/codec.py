@@ -3,7 +3,7 @@
     python benchmarks/codec.py cpu|gpu|quality|live|accuracy|page ... [--out FOLDER]
 
 Speeds are ratios to a copy of the same vector in the same run, on one thread. `quality` takes real updates (updates.py;
-needs Fashion-MNIST, CIFAR-10 and `pip install constriction`), `accuracy` whole runs (needs MNIST and Fashion-MNIST),
+needs Fashion-MNIST, CIFAR-10 and the extra `bench`), `accuracy` whole runs (needs MNIST and Fashion-MNIST),
 `live` a perceptron of 1.4 million parameters on scikit-learn's digits. `page` draws the picture and fills the tables
 from the recorded JSON.
 """
