@@ -20,6 +20,7 @@ from quafl.codec.kernels import kernel_for
 from quafl.record.summary import RunError
 from quafl.run.folders import RunFolder
 from quafl.run.jobs import Job, News, Outcome, compute
+from quafl.tasks.precision import one_thread
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP  # that ask a run to stop
@@ -217,14 +218,13 @@ def by_itself(tell: Callable[[News], None]) -> Iterator[None]:
         def emit(self, record: logging.LogRecord) -> None:
             tell(record.getMessage())
 
-    logger, handler, threads = logging.getLogger("quafl.sim"), Telling(), torch.get_num_threads()
+    logger, handler = logging.getLogger("quafl.sim"), Telling()
     logger.addHandler(handler)
     logger.propagate = False
-    torch.set_num_threads(1)
     try:
-        yield
+        with one_thread():
+            yield
     finally:
-        torch.set_num_threads(threads)
         logger.removeHandler(handler)
         logger.propagate = True
 

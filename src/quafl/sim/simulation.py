@@ -22,7 +22,7 @@ from quafl.sim.clock import VirtualClock
 from quafl.sim.executors import Name
 from quafl.sim.fleet import SimulatedFleet
 from quafl.sim.world import World
-from quafl.tasks.precision import Precision
+from quafl.tasks.precision import Precision, one_thread
 from quafl.tasks.supervised import Data, Measure, Supervised
 
 MOTIONLESS = 1000  # rounds at the same time, after which a run has no hope of ending
@@ -201,6 +201,7 @@ class Result:
     best: nn.Module  # of all states evaluated
 
 
+@one_thread()
 def simulate(
     *,
     model: nn.Module,
@@ -231,7 +232,7 @@ def simulate(
     models over time, with that time constant. Models, data and messages are on the `device`. Local steps are taken
     by the `executor`: "sequential", "vectorised", "graph", or on a GPU the one found fastest ("auto"); gradients are
     computed in "float32", "tf32" or "bfloat16". Training that leaves the finite numbers raises `Diverged`, which holds
-    the rows so far.
+    the rows so far. It is computed in one thread: with the same seed, the same bits.
     """
     if evaluations < 1:
         raise ValueError(f"evaluations is {evaluations}, must be at least 1")

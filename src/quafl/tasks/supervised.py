@@ -15,7 +15,7 @@ from quafl.core.randomness import derive
 from quafl.core.seams import Ids, Score
 from quafl.tasks import trees
 from quafl.tasks.flat import Call, Flat
-from quafl.tasks.precision import PRECISIONS, Precision, arithmetic, mixed
+from quafl.tasks.precision import PRECISIONS, Precision, arithmetic, drawing_from, mixed
 from quafl.tasks.trees import Tree
 
 Data: TypeAlias = tuple[Tree, Tree]  # inputs and targets: tensors, or tuples or dictionaries of them, an example a row
@@ -115,9 +115,8 @@ class Supervised:
 
     def gradient(self, model: Model, buffers: Buffers, batch: Examples) -> tuple[Model, Buffers]:
         """Of the loss on the batch, for a single client."""
-        gpu = [self._device] if self._device.type == "cuda" else []
-        with arithmetic(self.precision, self._device), torch.random.fork_rng(devices=gpu):
-            torch.manual_seed(int(batch.key[0]))  # for what a module draws by other means than dropout layers
+        drawn = int(batch.key[0])  # for what a module draws by other means than dropout layers
+        with arithmetic(self.precision, self._device), drawing_from(drawn, self._device):
             return self.flat.gradient(model, buffers, batch.key, lambda module: self._loss_of(module, batch))
 
     def same_shape(self, ids: Ids) -> Tensor:
