@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "quafl"
 OWN = {
     "core": {"core"},
     "codec": {"codec", "core"},
-    "tasks": {"tasks", "core.seams", "core.messages", "core.randomness", "core.counter"},
+    "tasks": {"tasks", "core.checks", "core.seams", "core.messages", "core.randomness", "core.counter"},
     "record": {"record", "core"},
     "protocol": {"protocol", "core", "codec"},
     "sim": {"sim", "core", "codec", "protocol", "tasks", "record"},

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from math import inf, pi
+from math import pi
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
+from quafl.core.checks import check_positive, check_share
 from quafl.core.messages import Model
 from quafl.core.seams import Counts, Optimizer, OptimizerState
 
@@ -102,15 +103,3 @@ def cosine(rounds: int, floor: float = 0.0) -> Schedule:
         return floor + (1 - floor) * 0.5 * (1 + torch.cos(pi * (now / rounds).clamp(0, 1)))
 
     return factor
-
-
-def check_positive(name: str, value: float) -> None:
-    """Of a setting."""
-    if not 0 < value < inf:
-        raise ValueError(f"{name} is {value}, must be positive and finite")
-
-
-def check_share(name: str, value: float) -> None:
-    """Of a setting."""
-    if not 0 <= value < 1:
-        raise ValueError(f"{name} has {value}, must be at least 0 and below 1")

@@ -18,6 +18,7 @@ from quafl.core.seams import Algorithm, Optimizer, ServerState, Task, Totals
 from quafl.record.diagnostics import potential
 from quafl.record.evaluations import Diverged, Evaluations, Standing
 from quafl.record.rows import Row, is_as_good
+from quafl.sim.checks import check_parts
 from quafl.sim.clock import VirtualClock
 from quafl.sim.executors import Name
 from quafl.sim.fleet import SimulatedFleet
@@ -66,6 +67,7 @@ class Simulation:
         given: Mapping[str, Tensor] | None = None,
         executor: str = "auto",
     ) -> None:
+        check_parts(algorithm, codec, optimizer, world)
         if algorithm.sampled > clients:
             raise ValueError(
                 f"sampled is {algorithm.sampled}, there are only {clients} clients; sample at most all of them"

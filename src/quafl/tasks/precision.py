@@ -1,5 +1,5 @@
-"""In what arithmetic gradients are computed, from which generators and in how many threads. Models, optimizers, codecs and
-averages are float32 whatever it is."""
+"""In what arithmetic gradients are computed, in how many threads, with what drawn at random. Models, optimizers, codecs
+and averages are float32 whatever it is."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
