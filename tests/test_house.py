@@ -23,7 +23,7 @@ OWN = {
     "cli": {"cli", "run", "record", "settings", "tasks", "deploy.provision", "deploy.certificates", "version"},
     "theory": {"theory"},
     "version": set(),
-    "__init__": {"core", "codec", "sim", "tasks.local", "version"},  # lazily
+    "__init__": {"core", "codec", "sim", "tasks", "record", "run", "version"},  # lazily
 }
 FOREIGN = {
     "core": {"torch"},
@@ -35,7 +35,7 @@ FOREIGN = {
     "deploy": {"torch", "grpc", "nvflare", "cryptography"},
     "rehearsal": {"torch", "rich"},
     "settings": {"torch", "pydantic", "pydantic_core", "tomli_w"},
-    "run": {"torch", "safetensors", "ray"},
+    "run": {"torch", "safetensors", "tomli_w", "rich", "pandas", "ray"},
     "cli": {"typer", "rich", "safetensors"},
     "theory": set(),
     "version": set(),

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import pi
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ def sgd(lr: float, schedule: Schedule | None = None) -> Optimizer:
     def update(gradient: Model, state: OptimizerState) -> tuple[Model, OptimizerState]:
         return gradient, state
 
-    return Optimizer(init, update, schedule, rate=lr)
+    return Optimizer(init, update, schedule, rate=lr, name=_made("sgd", lr=lr, schedule=schedule))
 
 
 def momentum(
@@ -43,7 +43,8 @@ def momentum(
         direction = torch.add(gradient, velocity, alpha=beta) if nesterov else velocity
         return direction, (velocity,)
 
-    return Optimizer(init, update, schedule, fresh, rate=lr)
+    name = _made("momentum", lr=lr, beta=beta, nesterov=nesterov, schedule=schedule, fresh=fresh)
+    return Optimizer(init, update, schedule, fresh, rate=lr, name=name)
 
 
 def adam(
@@ -73,7 +74,8 @@ def adam(
         scale = (1 - second**count).rsqrt().unsqueeze(-1)
         return (size * mean).div_(square.sqrt().mul_(scale).add_(eps)), (mean, square, count)
 
-    return Optimizer(init, update, schedule, fresh)
+    name = _made("adam", lr=lr, betas=betas, eps=eps, schedule=schedule, fresh=fresh)
+    return Optimizer(init, update, schedule, fresh, name=name)
 
 
 def linear(points: Sequence[tuple[float, float]]) -> Schedule:
@@ -91,6 +93,7 @@ def linear(points: Sequence[tuple[float, float]]) -> Schedule:
             result = result + share * (after - before)
         return result
 
+    factor.__name__ = _made("linear", points=list(points))
     return factor
 
 
@@ -102,4 +105,11 @@ def cosine(rounds: int, floor: float = 0.0) -> Schedule:
     def factor(now: Counts) -> Tensor:
         return floor + (1 - floor) * 0.5 * (1 + torch.cos(pi * (now / rounds).clamp(0, 1)))
 
+    factor.__name__ = _made("cosine", rounds=rounds, floor=floor)
     return factor
+
+
+def _made(name: str, **arguments: Any) -> str:
+    """How something was made: sgd(lr=0.1)."""
+    said = {key: getattr(value, "__name__", value) for key, value in arguments.items() if value not in (None, False)}
+    return f"{name}({', '.join(f'{key}={value}' for key, value in said.items())})"

@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Self, TypeVar
 
 import safetensors
 import safetensors.torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from quafl.record.files import write_atomically
 from quafl.record.rows import Row, by_seed, read_rows, write_rows
 from quafl.record.summary import ROWS, SETTINGS, VERSIONS, RecordError, RunError
-from quafl.run.jobs import Job, Outcome, Which, take_up
+from quafl.run.jobs import Experiment, Job, Outcome, Which, take_up
 from quafl.run.versions import SITTING, UNKNOWN, joined, versions
 from quafl.settings.base import SettingsError
 from quafl.settings.curve import Settings
@@ -24,13 +24,16 @@ from quafl.settings.reading import load
 TROUBLES, SECONDS = "troubles.json", "seconds.json"
 
 
+AnyExperiment = TypeVar("AnyExperiment", bound=Experiment)
+
+
 @dataclass(slots=True)
-class RunFolder:
+class Folder(Generic[AnyExperiment]):
     """A curve's folder: settings, rows of all its finished seeds, versions, and of each seed the best and last model or
     a checkpoint."""
 
     path: Path
-    settings: Settings
+    settings: AnyExperiment
     rows: dict[int, list[Row]] = field(default_factory=dict)
     troubles: dict[str, str] = field(default_factory=dict)  # by seed: why it ended before its time
 
@@ -49,16 +52,15 @@ class RunFolder:
         with write_atomically(self.path / SETTINGS) as stream:
             stream.write(self.settings.to_toml())
 
-    @classmethod
-    def reopen(cls, path: Path, overrides: Sequence[str] = ()) -> "RunFolder":
-        """A folder that an earlier run has begun."""
-        (settings,) = load(str(path / SETTINGS), overrides)
+    def read(self) -> Self:
+        """With what an earlier run has left there."""
+        path = self.path
         try:
-            rows = by_seed(read_rows(path / ROWS)) if (path / ROWS).exists() else {}
+            self.rows = by_seed(read_rows(path / ROWS)) if (path / ROWS).exists() else {}
         except (ValueError, KeyError, TypeError) as error:
             raise RecordError(f"{path / ROWS} is damaged ({error}); delete it to run its seeds again") from error
-        troubles = json.loads((path / TROUBLES).read_text()) if (path / TROUBLES).exists() else {}
-        return cls(path, settings, rows, troubles)
+        self.troubles = json.loads((path / TROUBLES).read_text()) if (path / TROUBLES).exists() else {}
+        return self
 
     def missing(self) -> list[int]:
         """Seeds that are not finished."""
@@ -116,9 +118,21 @@ class RunFolder:
         return self.path / f"checkpoint-seed{seed}.pt"
 
 
+class RunFolder(Folder[Settings]):
+    """Of a curve whose settings are in a file."""
+
+    __slots__ = ()
+
+    @classmethod
+    def reopen(cls, path: Path, overrides: Sequence[str] = ()) -> "RunFolder":
+        """A folder that an earlier run has begun."""
+        (settings,) = load(str(path / SETTINGS), overrides)
+        return cls(path, settings).read()
+
+
 def prepare(curves: Sequence[Settings], out: Path, *, overwrite: bool) -> list[RunFolder]:
     """A run folder per curve: `out` itself for a single one, folders in it for several."""
-    folders = [RunFolder(out / _slug(curve.label) if len(curves) > 1 else out, curve) for curve in curves]
+    folders = [RunFolder(out / slug(curve.label) if len(curves) > 1 else out, curve) for curve in curves]
     _check_distinct(folders)
     if out.is_dir() and any(out.rglob(SETTINGS)) and not overwrite:
         raise RecordError(
@@ -134,19 +148,19 @@ def prepare(curves: Sequence[Settings], out: Path, *, overwrite: bool) -> list[R
 def accumulate(curves: Sequence[Settings], out: Path) -> list[RunFolder]:
     """A run folder per curve in `out`, in which seeds of earlier sittings count, if they had the same settings."""
     folders = []
-    _check_distinct([RunFolder(out / _slug(curve.label), curve) for curve in curves])
+    _check_distinct([RunFolder(out / slug(curve.label), curve) for curve in curves])
     for curve in curves:
-        path = out / _slug(curve.label)
+        path = out / slug(curve.label)
         if not (path / SETTINGS).exists():
             folders.append(RunFolder(path, curve))
             continue
         before = RunFolder.reopen(path)
-        changed = _different(before.settings.model_dump(), curve.model_dump())
+        changed = different(before.settings.model_dump(), curve.model_dump())
         if changed:
             raise RecordError(
                 f"{path} was made with another {', '.join(changed)}; put it back, or choose another --out"
             )
-        other = _other_versions(path)
+        other = other_versions(path)
         if before.rows and other:
             raise RecordError(f"{path} was made with {' and '.join(other)}; use that again, or choose another --out")
         seeds = sorted({*before.rows, *curve.run.seeds})
@@ -172,10 +186,10 @@ def share(folders: Sequence[RunFolder], among: Path) -> list[str]:
             alike = [
                 folder
                 for folder, settings in wanted
-                if folder.missing() and set(_different(known, settings)) <= {"label", "run.target"}
+                if folder.missing() and set(different(known, settings)) <= {"label", "run.target"}
             ]
             for folder in alike:
-                taken = [] if path == folder.path or _other_versions(path) else _taken_over(folder, path)
+                taken = [] if path == folder.path or other_versions(path) else _taken_over(folder, path)
                 if taken:
                     words.append(f"{folder.settings.label}: seed {', '.join(taken)} as in {path.relative_to(among)}")
         except (RecordError, SettingsError, OSError, ValueError, safetensors.SafetensorError) as error:
@@ -192,7 +206,7 @@ def _taken_over(folder: RunFolder, path: Path) -> list[str]:
     return [str(seed) for seed in taken]
 
 
-def _other_versions(path: Path) -> list[str]:
+def other_versions(path: Path) -> list[str]:
     """What a folder was made with that is not what there is now, and may give other numbers."""
     made = json.loads((path / VERSIONS).read_text(encoding="utf-8"))
     return [f"{name} {made.get(name)}" for name in ("quafl", "torch") if made.get(name) != versions()[name]]
@@ -207,12 +221,12 @@ def _check_distinct(folders: Sequence[RunFolder]) -> None:
         )
 
 
-def _different(one: Any, other: Any, path: str = "") -> list[str]:
+def different(one: Any, other: Any, path: str = "") -> list[str]:
     """The settings that are not the same, apart from the seeds."""
     if not isinstance(one, dict) or not isinstance(other, dict):
         return [] if one == other or path == "run.seeds" else [path]
     keys = dict.fromkeys([*one, *other])
-    return [name for key in keys for name in _different(one.get(key), other.get(key), f"{path}.{key}".lstrip("."))]
+    return [name for key in keys for name in different(one.get(key), other.get(key), f"{path}.{key}".lstrip("."))]
 
 
 def reopen(out: Path) -> list[RunFolder]:
@@ -239,7 +253,8 @@ def _check(folders: Sequence[RunFolder]) -> None:
             raise RunError(f"{folder.settings.label}: {error}") from error
 
 
-def _slug(label: str) -> str:
+def slug(label: str) -> str:
+    """A folder's name for it."""
     return re.sub(r"[^a-z0-9.]+", "-", label.lower()).strip("-.") or "curve"
 
 

@@ -74,6 +74,10 @@ class Settings(Section):
         parts = task, self.clients.count, world, algorithm, codec, optimizer, plan
         return task, Simulation(*parts, given=given, executor=executor or self.run.executor)
 
+    def only(self, seed: int) -> "Settings":
+        """One seed of it, which does not depend on what others there are to be."""
+        return self.model_copy(update={"run": self.run.model_copy(update={"seeds": [seed]})})
+
     def to_toml(self) -> str:
         """Every setting, defaults too; a file that can be run again."""
         return tomli_w.dumps(self.model_dump(exclude_none=True))
