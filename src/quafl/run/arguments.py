@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from difflib import get_close_matches
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import tomli_w
 import torch
@@ -111,11 +111,11 @@ class Arguments:
         self.made = task, Simulation(task, len(self.clients), *parts, executor=executor or self.executor)
         return self.made
 
-    def only(self, seed: int) -> "Arguments":
-        """One seed of it."""
-        return replace(self, seeds=[seed])
+    def only(self, *seeds: int) -> Self:
+        """It with these seeds."""
+        return replace(self, seeds=seeds)
 
-    def known(self) -> "Arguments":
+    def known(self) -> Self:
         """With the fingerprint of its model and data."""
         digest = blake2b(digest_size=16)
         for name, tensor in self.model.state_dict().items():

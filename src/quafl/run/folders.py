@@ -22,8 +22,6 @@ from quafl.settings.curve import Settings
 from quafl.settings.reading import load
 
 TROUBLES, SECONDS = "troubles.json", "seconds.json"
-
-
 AnyExperiment = TypeVar("AnyExperiment", bound=Experiment)
 
 
@@ -132,7 +130,7 @@ class RunFolder(Folder[Settings]):
 
 def prepare(curves: Sequence[Settings], out: Path, *, overwrite: bool) -> list[RunFolder]:
     """A run folder per curve: `out` itself for a single one, folders in it for several."""
-    folders = [RunFolder(out / slug(curve.label) if len(curves) > 1 else out, curve) for curve in curves]
+    folders = [RunFolder(out / _slug(curve.label) if len(curves) > 1 else out, curve) for curve in curves]
     _check_distinct(folders)
     if out.is_dir() and any(out.rglob(SETTINGS)) and not overwrite:
         raise RecordError(
@@ -148,19 +146,19 @@ def prepare(curves: Sequence[Settings], out: Path, *, overwrite: bool) -> list[R
 def accumulate(curves: Sequence[Settings], out: Path) -> list[RunFolder]:
     """A run folder per curve in `out`, in which seeds of earlier sittings count, if they had the same settings."""
     folders = []
-    _check_distinct([RunFolder(out / slug(curve.label), curve) for curve in curves])
+    _check_distinct([RunFolder(out / _slug(curve.label), curve) for curve in curves])
     for curve in curves:
-        path = out / slug(curve.label)
+        path = out / _slug(curve.label)
         if not (path / SETTINGS).exists():
             folders.append(RunFolder(path, curve))
             continue
         before = RunFolder.reopen(path)
-        changed = different(before.settings.model_dump(), curve.model_dump())
+        changed = _different(before.settings.model_dump(), curve.model_dump())
         if changed:
             raise RecordError(
                 f"{path} was made with another {', '.join(changed)}; put it back, or choose another --out"
             )
-        other = other_versions(path)
+        other = _other_versions(path)
         if before.rows and other:
             raise RecordError(f"{path} was made with {' and '.join(other)}; use that again, or choose another --out")
         seeds = sorted({*before.rows, *curve.run.seeds})
@@ -186,10 +184,10 @@ def share(folders: Sequence[RunFolder], among: Path) -> list[str]:
             alike = [
                 folder
                 for folder, settings in wanted
-                if folder.missing() and set(different(known, settings)) <= {"label", "run.target"}
+                if folder.missing() and set(_different(known, settings)) <= {"label", "run.target"}
             ]
             for folder in alike:
-                taken = [] if path == folder.path or other_versions(path) else _taken_over(folder, path)
+                taken = [] if path == folder.path or _other_versions(path) else _taken_over(folder, path)
                 if taken:
                     words.append(f"{folder.settings.label}: seed {', '.join(taken)} as in {path.relative_to(among)}")
         except (RecordError, SettingsError, OSError, ValueError, safetensors.SafetensorError) as error:
@@ -206,13 +204,13 @@ def _taken_over(folder: RunFolder, path: Path) -> list[str]:
     return [str(seed) for seed in taken]
 
 
-def other_versions(path: Path) -> list[str]:
+def _other_versions(path: Path) -> list[str]:
     """What a folder was made with that is not what there is now, and may give other numbers."""
     made = json.loads((path / VERSIONS).read_text(encoding="utf-8"))
     return [f"{name} {made.get(name)}" for name in ("quafl", "torch") if made.get(name) != versions()[name]]
 
 
-def _check_distinct(folders: Sequence[RunFolder]) -> None:
+def _check_distinct(folders: Sequence[Folder[Any]]) -> None:
     paths = [folder.path for folder in folders]
     alike = next((path for path in paths if paths.count(path) > 1), None)
     if alike is not None:
@@ -221,12 +219,12 @@ def _check_distinct(folders: Sequence[RunFolder]) -> None:
         )
 
 
-def different(one: Any, other: Any, path: str = "") -> list[str]:
+def _different(one: Any, other: Any, path: str = "") -> list[str]:
     """The settings that are not the same, apart from the seeds."""
     if not isinstance(one, dict) or not isinstance(other, dict):
         return [] if one == other or path == "run.seeds" else [path]
     keys = dict.fromkeys([*one, *other])
-    return [name for key in keys for name in different(one.get(key), other.get(key), f"{path}.{key}".lstrip("."))]
+    return [name for key in keys for name in _different(one.get(key), other.get(key), f"{path}.{key}".lstrip("."))]
 
 
 def reopen(out: Path) -> list[RunFolder]:
@@ -253,9 +251,34 @@ def _check(folders: Sequence[RunFolder]) -> None:
             raise RunError(f"{folder.settings.label}: {error}") from error
 
 
-def slug(label: str) -> str:
-    """A folder's name for it."""
+def _slug(label: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", label.lower()).strip("-.") or "curve"
+
+
+def opened(path: Path, curve: AnyExperiment) -> Folder[AnyExperiment]:
+    """The folder of a curve that no settings file describes: begun, or continued; RecordError, if it holds another."""
+    folder = Folder(path, curve)
+    if not (path / SETTINGS).exists():
+        folder.begin()
+        return folder
+    before = tomllib.loads((path / SETTINGS).read_text(encoding="utf-8"))
+    changed = [name for name in _different(before, tomllib.loads(curve.to_toml())) if name != "run.target"]
+    if changed:
+        raise RecordError(f"{path} was made with another {', '.join(changed)}; put it back, or choose another folder")
+    folder.read()
+    other = _other_versions(path)
+    if folder.rows and other:
+        raise RecordError(f"{path} was made with {' and '.join(other)}; use that again, or choose another folder")
+    folder.settings = curve.only(*sorted({*folder.rows, *curve.run.seeds}))
+    folder.write_settings()
+    return folder
+
+
+def places(out: Path, curves: Sequence[AnyExperiment]) -> list[Path]:
+    """A folder in `out` for each of several such curves."""
+    folders = [Folder(out / _slug(curve.label), curve) for curve in curves]
+    _check_distinct(folders)
+    return [folder.path for folder in folders]
 
 
 def trained_model(folder: Path, *, seed: int | None, which: Which) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from functools import partial
 from itertools import product
 from math import inf
@@ -25,10 +25,10 @@ from quafl.core.seams import Algorithm, Optimizer
 from quafl.record.evaluations import Diverged
 from quafl.record.files import alone, write_atomically
 from quafl.record.rows import Row
-from quafl.record.summary import SETTINGS, Curve, RecordError, ranked
+from quafl.record.summary import Curve, ranked
 from quafl.run.arguments import CODEC, OPTIMIZER, WORLD, Arguments, arguments
 from quafl.run.bars import bars
-from quafl.run.folders import Folder, different, other_versions, slug
+from quafl.run.folders import Folder, opened, places
 from quafl.run.jobs import Job, News, compute
 from quafl.run.pool import handling_signals
 from quafl.run.results import Comparison, Models, Result, Tuning
@@ -298,11 +298,8 @@ def _all(
     if not curves:
         raise ValueError("there are no curves; give at least one")
     path = None if out is None else Path(out)
-    places = [None if path is None else path / slug(curve.label) for curve in curves]
-    alike = next((place for place in places if place is not None and places.count(place) > 1), None)
-    if alike is not None:
-        raise ValueError(f"two curves would share the folder {alike}; give labels that differ in letters or digits")
-    results = _work_off(curves, places, path, callback, progress)
+    own = [None] * len(curves) if path is None else places(path, curves)
+    results = _work_off(curves, own, path, callback, progress)
     if path is not None:
         _write_report([result.curve for result in results.values()], path / REPORT)
     return results
@@ -320,7 +317,7 @@ def _write_report(curves: list[Curve], page: Path) -> None:
 
 def _work_off(
     curves: list[Arguments],
-    places: Sequence[Path | None],
+    own: Sequence[Path | None],
     out: Path | None,
     callback: Callback | None,
     progress: bool,
@@ -328,7 +325,7 @@ def _work_off(
     """All seeds of all curves, the curves side by side, until somebody stops them; those that were begun, by label."""
     whole = nullcontext() if out is None else alone(out, "choose another folder, or wait until it is done")
     with whole, one_thread(), _noticing_interrupts() as asked:
-        runs = [_Run(curve, place) for curve, place in zip(curves, places, strict=True)]
+        runs = [_Run(curve, place) for curve, place in zip(curves, own, strict=True)]
         with bars(curves, shown=progress) as tell:
             for seed, (number, run) in product(curves[0].run.seeds, enumerate(runs)):
                 run.go_on(seed, partial(tell, number, seed), callback, asked)
@@ -360,7 +357,7 @@ class _Run:
     def __init__(self, curve: Arguments, place: Path | None) -> None:
         self.curve = curve if place is None else curve.known()
         self.rows: dict[int, list[Row]] = {}
-        self._folder = None if place is None else _opened(place, self.curve)
+        self._folder = None if place is None else opened(place, self.curve)
         self._models: dict[int, Models] = {}
         self._troubles: dict[int, str] = {}
         self._interrupted = False
@@ -419,23 +416,3 @@ class _Run:
             settings["run"]["until"] = max(rows[-1]["time"] for rows in self.rows.values())
         curve = Curve(self.curve.label, self.rows, settings, versions(), self._troubles)
         return Result(curve, self._models, self._interrupted)
-
-
-def _opened(path: Path, curve: Arguments) -> Folder[Arguments]:
-    """A curve's folder, begun or gone on with; RecordError, if it holds something else."""
-    if not (path / SETTINGS).exists():
-        folder = Folder(path, curve)
-        folder.begin()
-        return folder
-    before = tomllib.loads((path / SETTINGS).read_text(encoding="utf-8"))
-    changed = [name for name in different(before, tomllib.loads(curve.to_toml())) if name != "run.target"]
-    if changed:
-        raise RecordError(f"{path} was made with another {', '.join(changed)}; put it back, or choose another folder")
-    folder = Folder(path, curve).read()
-    other = other_versions(path)
-    if folder.rows and other:
-        raise RecordError(f"{path} was made with {' and '.join(other)}; use that again, or choose another folder")
-    seeds = sorted({*folder.rows, *curve.run.seeds})
-    folder.settings = replace(curve, seeds=seeds)
-    folder.write_settings()
-    return folder

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import Literal, NamedTuple, Protocol, TypeAlias
+from typing import Literal, NamedTuple, Protocol, Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -37,8 +37,8 @@ class Experiment(Protocol):
     def simulation(self, seed: int, executor: str | None = None) -> tuple[Task, Simulation]:
         """One seed, ready to run; with a particular executor, if it is not to be chosen."""
 
-    def only(self, seed: int) -> "Experiment":
-        """One seed of it."""
+    def only(self, *seeds: int) -> Self:
+        """It with these seeds, none of which depends on what others there are to be."""
 
     def to_toml(self) -> str:
         """All that its numbers depend on."""
@@ -74,7 +74,7 @@ def compute(job: Job, on_news: Callable[[News], None], stopping: Callable[[], bo
     device, run = simulation.server.model.device, job.settings.run
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     here, how = versions(), {"device": name, "executor": simulation.executor, "precision": run.precision}
-    settings = job.settings.only(job.seed).to_toml()  # it does not depend on what other seeds there are to be
+    settings = job.settings.only(job.seed).to_toml()
     made_with = {"settings": settings, "quafl": here["quafl"], "torch": here["torch"], **how}
     computed = {**how, "code": here["code"], "date": here["date"]}
     if checkpoint.exists():

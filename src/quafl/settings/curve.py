@@ -74,9 +74,9 @@ class Settings(Section):
         parts = task, self.clients.count, world, algorithm, codec, optimizer, plan
         return task, Simulation(*parts, given=given, executor=executor or self.run.executor)
 
-    def only(self, seed: int) -> "Settings":
-        """One seed of it, which does not depend on what others there are to be."""
-        return self.model_copy(update={"run": self.run.model_copy(update={"seeds": [seed]})})
+    def only(self, *seeds: int) -> Self:
+        """It with these seeds, none of which depends on what others there are to be."""
+        return self.model_copy(update={"run": self.run.model_copy(update={"seeds": list(seeds)})})
 
     def to_toml(self) -> str:
         """Every setting, defaults too; a file that can be run again."""
