@@ -181,7 +181,7 @@ def test_a_grid_is_judged_by_what_nobody_learns_from() -> None:
         (lambda: quafl.compare({"a": {}}, until=3.0), TypeError, "a has no model and no clients and no algorithm"),
         (
             lambda: quafl.compare({"a": {}, "A": {}}, out="x", **given()),
-            ValueError,
+            quafl.RecordError,
             "two curves would share the folder",
         ),
         (lambda: quafl.tune({}, **given()), ValueError, "grid is {}, must have at least one argument"),

@@ -23,7 +23,7 @@ OWN = {
     "cli": {"cli", "run", "record", "settings", "tasks", "deploy.provision", "deploy.certificates", "version"},
     "theory": {"theory"},
     "version": set(),
-    "__init__": {"core", "codec", "sim", "tasks", "record", "run", "version"},  # lazily
+    "__init__": {"core", "codec", "sim", "tasks", "record", "settings", "run", "version"},  # lazily
 }
 FOREIGN = {
     "core": {"torch"},
@@ -155,6 +155,7 @@ def test_an_algorithm_s_name_is_found_wherever_it_hides(text: str, count: int) -
 LEAN = """
 import sys
 import quafl.cli, quafl.cli.federation, quafl.run.federation
+from quafl import join
 heavy = {"matplotlib", "scipy", "sklearn", "pooch", "PIL", "ray", "nvflare", "pandas"}
 print(sorted(name for name in sys.modules if name.split(".")[0] in heavy or name.startswith("quafl.sim")))
 """

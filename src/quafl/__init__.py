@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from quafl.record.summary import Curve, RecordError, RunError
     from quafl.run.front import compare, simulate, tune
     from quafl.run.results import Comparison, Models, Result, Tuning
+    from quafl.run.taking_part import Brought, Served, join, serve
+    from quafl.settings.base import SettingsError
     from quafl.sim import Absence, Change, Plan, Simulation, World
     from quafl.sim.executors import ExecutorName
     from quafl.tasks.local import Local
@@ -61,6 +63,8 @@ _HOMES = {
     "quafl.record.summary": ("Curve", "RecordError", "RunError"),
     "quafl.run.front": ("compare", "simulate", "tune"),
     "quafl.run.results": ("Comparison", "Models", "Result", "Tuning"),
+    "quafl.run.taking_part": ("Brought", "Served", "join", "serve"),
+    "quafl.settings.base": ("SettingsError",),
     "quafl.sim": ("Absence", "Change", "Plan", "Simulation", "World"),
     "quafl.sim.executors": ("ExecutorName",),
     "quafl.tasks.local": ("Local",),
@@ -76,6 +80,7 @@ __all__ = [
     "Adaptive",
     "Algorithm",
     "Augment",
+    "Brought",
     "Calibrated",
     "Change",
     "Codec",
@@ -108,6 +113,8 @@ __all__ = [
     "Row",
     "RunError",
     "Schedule",
+    "Served",
+    "SettingsError",
     "Simulation",
     "Task",
     "Tuning",
@@ -116,8 +123,10 @@ __all__ = [
     "adam",
     "compare",
     "cosine",
+    "join",
     "linear",
     "momentum",
+    "serve",
     "sgd",
     "simulate",
     "tune",

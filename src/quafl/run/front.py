@@ -4,7 +4,7 @@ import logging
 import signal
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import fields, is_dataclass
 from functools import partial
@@ -323,8 +323,7 @@ def _work_off(
     progress: bool,
 ) -> dict[str, Result]:
     """All seeds of all curves, the curves side by side, until somebody stops them; those that were begun, by label."""
-    whole = nullcontext() if out is None else alone(out, "choose another folder, or wait until it is done")
-    with whole, one_thread(), _noticing_interrupts() as asked:
+    with _to_itself(out), one_thread(), _noticing_interrupts() as asked:
         runs = [_Run(curve, place) for curve, place in zip(curves, own, strict=True)]
         with bars(curves, shown=progress) as tell:
             for seed, (number, run) in product(curves[0].run.seeds, enumerate(runs)):
@@ -335,6 +334,17 @@ def _work_off(
         where = "" if out is None else f"; call it again with out={str(out)!r} to go on"
         _log.warning("stopped; the result has the rows so far%s", where)
     return {run.curve.label: run.result() for run in runs if run.rows}
+
+
+@contextmanager
+def _to_itself(out: Path | None) -> Iterator[None]:
+    """Where there is a folder, no other process is in it."""
+    if out is None:
+        yield
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    with alone(out, "choose another folder, or wait until it is done"):
+        yield
 
 
 @contextmanager
