@@ -1,6 +1,7 @@
 """The front doors for programs: simulate, compare, tune."""
 
 import inspect
+import re
 import signal
 import sys
 import typing
@@ -216,6 +217,15 @@ def test_rows_are_a_frame(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pandas")
     assert list(result.frame["accuracy"]) == [row["accuracy"] for row in result.rows]
     assert set(quafl.compare({"a": {}}, **given()).frame["curve"]) == {"a"}
+
+
+def test_the_example_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "python.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(code, {"print": print})
+    assert {path.name for path in tmp_path.rglob("*.*g")} == {"compared.png"}
+    assert (tmp_path / "runs" / "compared" / "report.html").exists()
 
 
 def named_by(hint: Any) -> set[str]:
