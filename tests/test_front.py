@@ -151,6 +151,10 @@ def test_curves_that_are_stopped_are_those_begun() -> None:
     found = quafl.compare({"a": {}, "b": {}}, callback=Stop(), **given())
     assert list(found.results) == ["a"]
     assert found.interrupted
+    last = quafl.simulate(**given(seeds=[0, 1], callback=lambda row: row["seed"] == 1))
+    assert last.interrupted
+    assert [len(rows) for rows in last.curve.seeds.values()] == [9, 1]
+    assert last.curve.settings["run"]["until"] == 0.0  # as far as all seeds have come
 
 
 def test_a_grid_is_judged_by_what_nobody_learns_from() -> None:

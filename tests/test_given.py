@@ -103,6 +103,7 @@ MISTAKES: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"model": Complex()}, ValueError, "parameter w is complex64, must be real"),
     ({"model": nn.LazyLinear(3)}, ValueError, "parameter weight has no shape yet; call the model once"),
     ({"model": nn.Linear(5, 3)}, ValueError, r"the model cannot take inputs that are float32 \(4,\) each"),
+    ({"clients": None}, TypeError, r"clients is None, must be a list, with a pair \(inputs, targets\)"),
     ({"clients": {"a": PAIR}}, TypeError, "clients is a dictionary"),
     ({"clients": PAIR}, TypeError, r"client 0 is a Tensor, must be a pair \(inputs, targets\)"),
     ({"clients": [PAIR, (X, Y, Y)]}, TypeError, "client 1 is 3 things, must be a pair"),

@@ -98,7 +98,7 @@ class Optimizer(NamedTuple):
     name: str = ""  # how it was made, for people
 
     def __repr__(self) -> str:
-        return self.name or f"{type(self).__name__} of {self.update.__module__}.{self.update.__qualname__}"
+        return self.name or tuple.__repr__(self)
 
 
 Applied: TypeAlias = Callable[[Any, Any], Any]  # client, up as it was decoded -> client

@@ -66,8 +66,7 @@ class Arguments:
         check_positive("until", self.until)
         check_whole("evaluations", self.evaluations, 1)
         self.label = self.label or type(self.algorithm).__name__
-        if not isinstance(self.clients, Mapping):
-            self.clients = list(self.clients)
+        self.clients = given.listed(self.clients)
         section = {
             "until": float(self.until),
             "every": self.until / self.evaluations,
@@ -146,7 +145,7 @@ class Arguments:
             "clients": {"count": len(self.clients), **_table(self.world)},
             "algorithm": _table(self.algorithm),
             "codec": up_down or _table(self.codec),
-            "optimizer": repr(self.optimizer),
+            "optimizer": _plain(self.optimizer),
             "run": self.run.model_dump(exclude_none=True),
         }
         return tomli_w.dumps(table)

@@ -420,9 +420,10 @@ class _Run:
             self._troubles[seed] = kept.trouble
 
     def result(self) -> Result:
-        """What there is."""
+        """What there is. Of a run that was interrupted, as much as all its seeds have come to."""
         settings = tomllib.loads(self.curve.to_toml())
-        if self._interrupted:
-            settings["run"]["until"] = max(rows[-1]["time"] for rows in self.rows.values())
+        interrupted = self._interrupted or len(self.rows) < len(self.curve.run.seeds)
+        if interrupted:
+            settings["run"]["until"] = min(rows[-1]["time"] for rows in self.rows.values())
         curve = Curve(self.curve.label, self.rows, settings, versions(), self._troubles)
-        return Result(curve, self._models, self._interrupted)
+        return Result(curve, self._models, interrupted)

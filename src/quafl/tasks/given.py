@@ -17,7 +17,7 @@ from quafl.tasks import trees
 from quafl.tasks.trees import Tree
 
 Pair: TypeAlias = tuple[Tree, Tree]  # inputs and targets
-PAIR = "a pair (inputs, targets), with an example a row"
+PAIR = "a pair (inputs, targets) with an example a row"
 
 
 def usable(device: torch.device | str) -> torch.device:
@@ -30,11 +30,18 @@ def usable(device: torch.device | str) -> torch.device:
         ) from error
 
 
-def hands(clients: Iterable[Any]) -> list[Pair]:
-    """Every client's data, alike in all but their number."""
+def listed(clients: Any) -> list[Any]:
+    """The clients, of whatever can be gone through."""
     if isinstance(clients, Mapping):
         raise TypeError("clients is a dictionary, must be a list; give list(clients.values())")
-    found = [examples(data, f"client {number}") for number, data in enumerate(clients)]
+    if not isinstance(clients, Iterable):
+        raise TypeError(f"clients is {clients!r}, must be a list, with {PAIR} for each client")
+    return list(clients)
+
+
+def hands(clients: Any) -> list[Pair]:
+    """Every client's data, alike in all but their number."""
+    found = [examples(data, f"client {number}") for number, data in enumerate(listed(clients))]
     if not found:
         raise ValueError("there are no clients; give at least one")
     for number, data in enumerate(found):
