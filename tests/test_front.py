@@ -15,6 +15,7 @@ from torch import nn
 import quafl
 from quafl.record.files import InUse, alone
 from quafl.record.summary import read_curves
+from quafl.run.folders import RunFolder, trained_model
 
 X = torch.randn(80, 4, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] > 0).long() + (X[:, 1] > 0).long()
@@ -74,6 +75,10 @@ def test_what_a_callback_stops_is_kept_and_goes_on_bit_for_bit(
         assert found.rows == whole.rows
         assert all(same(a, b) for seed in (0, 1) for a, b in zip(found.models[seed], whole.models[seed], strict=True))
     assert [curve.label for curve in read_curves([tmp_path])] == ["QuAFL"]
+    exported = trained_model(out, seed=1, which="best")
+    assert all(torch.equal(exported[name], value) for name, value in whole.models[1].best.state_dict().items())
+    with pytest.raises(quafl.RecordError, match="was made by a program"):
+        RunFolder.reopen(out)
 
 
 def test_a_folder_takes_more_seeds_and_no_other_run(tmp_path: Path) -> None:
@@ -148,8 +153,9 @@ def test_a_comparison_has_a_table_a_picture_a_page_and_results(tmp_path: Path) -
 
 
 def test_curves_that_are_stopped_are_those_begun() -> None:
-    found = quafl.compare({"a": {}, "b": {}}, callback=Stop(), **given())
-    assert list(found.results) == ["a"]
+    found = quafl.compare({"a": {}, "b": {}, "c": {}}, callback=lambda label, row: label == "b", **given())
+    assert [len(found[label].rows) for label in ("a", "b")] == [9, 1]
+    assert list(found.results) == ["a", "b"]
     assert found.interrupted
     last = quafl.simulate(**given(seeds=[0, 1], callback=lambda row: row["seed"] == 1))
     assert last.interrupted

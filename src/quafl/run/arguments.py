@@ -18,6 +18,7 @@ from quafl.codec.seams import Codec, Codecs
 from quafl.core.checks import check_positive, check_whole
 from quafl.core.optim import sgd
 from quafl.core.seams import Algorithm, Optimizer
+from quafl.run.folders import PROGRAM
 from quafl.settings.base import SettingsError
 from quafl.settings.reading import checked
 from quafl.settings.world import Run
@@ -134,7 +135,7 @@ class Arguments:
         table = {
             "label": self.label,
             "task": {
-                "name": "given by a program",
+                "name": PROGRAM,
                 "model": type(self.model).__name__,
                 "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
                 "fingerprint": self.fingerprint,

@@ -22,6 +22,8 @@ from quafl.settings.curve import Settings
 from quafl.settings.reading import load
 
 TROUBLES, SECONDS = "troubles.json", "seconds.json"
+MODEL = "model-seed{seed}-{which}.safetensors"
+PROGRAM = "given by a program"  # the name of a task that is in no settings file
 AnyExperiment = TypeVar("AnyExperiment", bound=Experiment)
 
 
@@ -109,7 +111,7 @@ class Folder(Generic[AnyExperiment]):
 
     def model(self, seed: int, which: Which) -> Path:
         """Where a seed's model is kept."""
-        return self.path / f"model-seed{seed}-{which}.safetensors"
+        return self.path / MODEL.format(seed=seed, which=which)
 
     def checkpoint(self, seed: int) -> Path:
         """Where an unfinished seed stands."""
@@ -124,8 +126,17 @@ class RunFolder(Folder[Settings]):
     @classmethod
     def reopen(cls, path: Path, overrides: Sequence[str] = ()) -> "RunFolder":
         """A folder that an earlier run has begun."""
+        if _settings_of(path).get("task", {}).get("name") == PROGRAM:
+            raise RecordError(
+                f"{path} was made by a program, through quafl.simulate or its like; run that again to go on"
+            )
         (settings,) = load(str(path / SETTINGS), overrides)
         return cls(path, settings).read()
+
+
+def _settings_of(path: Path) -> dict[str, Any]:
+    """As they are in a folder."""
+    return tomllib.loads((path / SETTINGS).read_text(encoding="utf-8"))
 
 
 def prepare(curves: Sequence[Settings], out: Path, *, overwrite: bool) -> list[RunFolder]:
@@ -180,7 +191,7 @@ def share(folders: Sequence[RunFolder], among: Path) -> list[str]:
     wanted = [(folder, tomllib.loads(folder.settings.to_toml())) for folder in folders]
     for path in sorted(place.parent for place in among.rglob(SETTINGS)):
         try:
-            known = tomllib.loads((path / SETTINGS).read_text(encoding="utf-8"))
+            known = _settings_of(path)
             alike = [
                 folder
                 for folder, settings in wanted
@@ -261,8 +272,7 @@ def opened(path: Path, curve: AnyExperiment) -> Folder[AnyExperiment]:
     if not (path / SETTINGS).exists():
         folder.begin()
         return folder
-    before = tomllib.loads((path / SETTINGS).read_text(encoding="utf-8"))
-    changed = [name for name in _different(before, tomllib.loads(curve.to_toml())) if name != "run.target"]
+    changed = [name for name in _different(_settings_of(path), tomllib.loads(curve.to_toml())) if name != "run.target"]
     if changed:
         raise RecordError(f"{path} was made with another {', '.join(changed)}; put it back, or choose another folder")
     folder.read()
@@ -288,22 +298,23 @@ def trained_model(folder: Path, *, seed: int | None, which: Which) -> dict[str, 
         raise RecordError(
             f"{folder} holds several curves; choose one of {curves}" if curves else f"{folder} holds no run"
         )
-    plan = tomllib.loads((folder / SETTINGS).read_text(encoding="utf-8")).get("run", {})
+    plan = _settings_of(folder).get("run", {})
     if plan.get("clock") == "wall":  # a federation's: it has one seed, and its models when it has stopped or ended
-        path = folder / f"model-seed{plan['seed']}-{which}.safetensors"
+        path = folder / MODEL.format(seed=plan["seed"], which=which)
         if not path.exists():
             raise RecordError(f"{folder} has no model yet; stop its server, or wait for its end")
         return safetensors.torch.load_file(path)
+    seeds = plan.get("seeds", [])
+    seed = next(iter(seeds), 0) if seed is None else seed
+    if seed not in seeds:
+        raise RecordError(f"{folder} has no seed {seed}; it has {', '.join(map(str, seeds))}")
+    path = folder / MODEL.format(seed=seed, which=which)
+    if path.exists():
+        return safetensors.torch.load_file(path)
     run_folder = RunFolder.reopen(folder, ["run.device=cpu"])  # nothing is trained; the run's own may not be here
-    settings = run_folder.settings
-    seed = settings.run.seeds[0] if seed is None else seed
-    if seed not in settings.run.seeds:
-        raise RecordError(f"{folder} has no seed {seed}; it has {', '.join(map(str, settings.run.seeds))}")
-    if run_folder.model(seed, which).exists():
-        return safetensors.torch.load_file(run_folder.model(seed, which))
     if not run_folder.checkpoint(seed).exists():
         raise RecordError(f"{folder} has neither a model nor a checkpoint of seed {seed} yet; run it first")
-    task, simulation = settings.simulation(seed, "sequential")
+    task, simulation = run_folder.settings.simulation(seed, "sequential")
     take_up(run_folder.checkpoint(seed), simulation)
     shown = simulation.last if which == "last" else simulation.best
     return task.export(shown.model, shown.buffers)

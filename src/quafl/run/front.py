@@ -45,6 +45,7 @@ _log = logging.getLogger(__name__)
 REPORT = "report.html"
 CHECKPOINT_SECONDS = 60.0
 Callback: TypeAlias = Callable[[Row], bool | None]
+Callbacks: TypeAlias = Callable[[str, Row], bool | None]  # of several curves, by label
 
 
 def simulate(
@@ -154,7 +155,8 @@ def simulate(
         seeds=[seed] if seeds is None else seeds,
     )
     path = None if out is None else Path(out)
-    (result,) = _work_off([curve], [path], path, callback, progress).values()
+    called = None if callback is None else lambda label, row: callback(row)
+    (result,) = _work_off([curve], [path], path, called, progress).values()
     if result.curve.troubles:
         diverged = Diverged(next(iter(result.curve.troubles.values())))
         diverged.rows = result.rows
@@ -167,7 +169,7 @@ def compare(
     *,
     seeds: Sequence[int] = (0,),
     target: float = 0.9,
-    callback: Callback | None = None,
+    callback: Callbacks | None = None,
     out: Path | str | None = None,
     progress: bool = True,
     **common: Any,
@@ -178,7 +180,7 @@ def compare(
       curves: by label, the arguments of `simulate` that a curve has for itself.
       seeds: a run for each, of each curve.
       target: the value of the metric whose time the table and the page give.
-      callback: as in `simulate`; the rows of all curves come to it.
+      callback: is given a label and a row, as it comes; if it returns True, all of them stop there.
       out: a folder, in which each curve has one of its own, and report.html shows them all. If it holds the same runs
         already, they are continued.
       progress: show bars, in a terminal or notebook.
@@ -214,7 +216,7 @@ def tune(
     *,
     validation: float = 0.2,
     seeds: Sequence[int] = (0,),
-    callback: Callback | None = None,
+    callback: Callbacks | None = None,
     out: Path | str | None = None,
     progress: bool = True,
     **common: Any,
@@ -292,7 +294,7 @@ def _short(value: Any) -> str:
 
 
 def _all(
-    curves: list[Arguments], out: Path | str | None, callback: Callback | None, progress: bool
+    curves: list[Arguments], out: Path | str | None, callback: Callbacks | None, progress: bool
 ) -> dict[str, Result]:
     """Each curve's result, by its label; with a folder, a page."""
     if not curves:
@@ -319,7 +321,7 @@ def _work_off(
     curves: list[Arguments],
     own: Sequence[Path | None],
     out: Path | None,
-    callback: Callback | None,
+    callback: Callbacks | None,
     progress: bool,
 ) -> dict[str, Result]:
     """All seeds of all curves, the curves side by side, until somebody stops them; those that were begun, by label."""
@@ -372,7 +374,7 @@ class _Run:
         self._troubles: dict[int, str] = {}
         self._interrupted = False
 
-    def go_on(self, seed: int, tell: Callable[[Row], None], callback: Callback | None, asked: list[int]) -> None:
+    def go_on(self, seed: int, tell: Callable[[Row], None], callback: Callbacks | None, asked: list[int]) -> None:
         """To the end of a seed, or until `asked` has something in it; each row is told, and new ones called back."""
         if self._folder is not None and seed in self._folder.rows:
             self._take_over(self._folder, seed)
@@ -386,7 +388,7 @@ class _Run:
                 nonlocal known
                 if isinstance(row, dict):
                     tell(row)
-                    if not known and callback is not None and callback(row) is True:
+                    if not known and callback is not None and callback(self.curve.label, row) is True:
                         asked.append(0)
                     known = False
 
