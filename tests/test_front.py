@@ -185,6 +185,8 @@ def test_a_grid_is_judged_by_what_nobody_learns_from() -> None:
     [
         (lambda: quafl.simulate(**given(seed=1, seeds=[2])), ValueError, "seed is 1 and seeds"),
         (lambda: quafl.simulate(**given(seeds=[2, 2])), ValueError, r"seeds = \[2, 2\]: must be distinct"),
+        (lambda: quafl.simulate(**given(model=nn.Linear, out="x")), TypeError, "the model is the class Linear"),
+        (lambda: quafl.simulate(**given(seeds=3)), TypeError, "seeds is 3, must be whole numbers, such as"),
         (lambda: quafl.simulate(**given(until="long")), ValueError, "until is 'long', must be a number"),
         (lambda: quafl.simulate(**given(evaluations=0)), ValueError, "evaluations is 0, must be a whole number"),
         (lambda: quafl.compare({}, **given()), ValueError, "there are no curves"),

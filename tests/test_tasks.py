@@ -237,7 +237,7 @@ def test_batches_may_be_tuples_or_dictionaries() -> None:
 
 
 def test_parts_of_different_length_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"the parts of a dataset have \[2, 3\] examples"):
+    with pytest.raises(ValueError, match=r"client 0: the parts of a dataset have \[2, 3\] examples"):
         Supervised(nn.Linear(2, 2), [((torch.ones(3, 2), torch.ones(2, 2)), torch.zeros(3))])
 
 

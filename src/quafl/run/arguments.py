@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from difflib import get_close_matches
 from hashlib import blake2b
+from operator import index
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,6 +27,7 @@ from quafl.sim import Plan, Simulation, World
 from quafl.sim.checks import check_parts
 from quafl.sim.executors import ExecutorName
 from quafl.tasks import given
+from quafl.tasks.flat import check_module
 from quafl.tasks.precision import Precision
 from quafl.tasks.supervised import Data, Measure, Supervised
 from quafl.tasks.trees import Tree
@@ -63,6 +65,7 @@ class Arguments:
 
     def __post_init__(self) -> None:
         check_parts(self.algorithm, self.codec, self.optimizer, self.world)
+        check_module(self.model)
         given.usable(self.device)
         check_positive("until", self.until)
         check_whole("evaluations", self.evaluations, 1)
@@ -71,7 +74,7 @@ class Arguments:
         section = {
             "until": float(self.until),
             "every": self.until / self.evaluations,
-            "seeds": list(self.seeds),
+            "seeds": _seeds(self.seeds),
             "metric": next(iter(self.metrics or {}), "accuracy" if self.metrics is None else "loss"),
             "target": self.target,
             "lower_is_better": self.lower_is_better,
@@ -165,6 +168,14 @@ def arguments(label: str, *given: Mapping[str, Any]) -> Arguments:
     if missing:
         raise TypeError(f"{label} has no {' and no '.join(missing)}; give it to the curve, or to all of them")
     return Arguments(label=label, **together)
+
+
+def _seeds(seeds: Any) -> list[int]:
+    """Whole numbers of whatever kind."""
+    try:
+        return [index(seed) for seed in seeds]
+    except TypeError:
+        raise TypeError(f"seeds is {seeds!r}, must be whole numbers, such as [0, 1, 2] or range(3)") from None
 
 
 def _table(value: Any) -> dict[str, Any]:

@@ -20,7 +20,7 @@ class Flat:
     """
 
     def __init__(self, module: nn.Module, device: torch.device | str = "cpu") -> None:
-        _check(module)
+        check_module(module)
         self._original = module
         self._device = torch.device(device)
         self._module = deepcopy(module).float()
@@ -104,8 +104,8 @@ class Flat:
         return torch.cat(parts) if parts else torch.empty(0, device=self._device)
 
 
-def _check(module: nn.Module) -> None:
-    """Whether there are numbers to learn."""
+def check_module(module: nn.Module) -> None:
+    """Whether it is one, and has numbers to learn."""
     if not isinstance(module, nn.Module):
         called = isinstance(module, type) and issubclass(module, nn.Module)
         kind = f"the class {module.__name__}" if isinstance(module, type) else f"a {type(module).__name__}"

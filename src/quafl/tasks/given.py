@@ -44,8 +44,9 @@ def hands(clients: Any) -> list[Pair]:
     found = [examples(data, f"client {number}") for number, data in enumerate(listed(clients))]
     if not found:
         raise ValueError("there are no clients; give at least one")
+    form = _form(found[0])
     for number, data in enumerate(found):
-        if _form(data) != _form(found[0]):
+        if _form(data) != form:
             raise ValueError(
                 f"client {number} has {_said(data)}, client 0 has {_said(found[0])}; give every client the same kinds "
                 f"and shapes"
@@ -59,7 +60,10 @@ def examples(data: Any, whose: str) -> Pair:
         kind = f"{len(data)} things" if isinstance(data, tuple | list) else f"a {type(data).__name__}"
         raise TypeError(f"{whose} is {kind}, must be {PAIR}; quafl.tasks.partition deals a dataset out to clients")
     inputs, targets = _tensors(data[0], f"{whose}'s inputs"), _tensors(data[1], f"{whose}'s targets")
-    sizes = trees.size(inputs), trees.size(targets)
+    try:
+        sizes = trees.size(inputs), trees.size(targets)
+    except ValueError as error:
+        raise ValueError(f"{whose}: {error}") from None
     if sizes[0] != sizes[1] or sizes[0] == 0:
         raise ValueError(
             f"{whose} has {sizes[0]} inputs and {sizes[1]} targets; "
