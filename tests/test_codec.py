@@ -2,13 +2,15 @@
 
 What it has in common with every codec is in test_codecs."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from quafl.codec import DecodeError, Identity, Lattice, Packet, hashing
+from quafl.codec import QSGD, DecodeError, Difference, Identity, Lattice, Packet, compressed, hashing
 from quafl.codec.packing import pack, unpack
 from quafl.codec.rotation import block_count, rotate, rotate_back, to_blocks
 
@@ -187,10 +189,14 @@ def test_a_key_with_nan_is_a_value_error() -> None:
         Lattice(bits=4).decode(packet, key=torch.tensor([1.0, torch.nan]))
 
 
-@pytest.mark.parametrize("bits", [0, -1, 17, 32])
-def test_widths_outside_1_to_16_are_refused(bits: int) -> None:
-    with pytest.raises(ValueError, match=f"bits is {bits}, must be from 1 to 16"):
-        Lattice(bits=bits)
+@pytest.mark.parametrize("bits", [0, -1, 17, 32, 4.0, None, "4"])
+def test_widths_that_are_no_whole_numbers_from_1_to_16_are_refused(bits: Any) -> None:
+    for codec in Lattice, Difference, QSGD:
+        with pytest.raises(ValueError, match=f"bits is {bits!r}, must be a whole number, from 1 to"):
+            codec(bits=bits)
+    if bits != 32:
+        with pytest.raises(ValueError, match=f"bits is {bits!r}, must be a whole number"):
+            compressed(bits=bits)
 
 
 @given(dim=DIMS, seed=SEEDS)

@@ -48,7 +48,7 @@ def test_zeros_are_zeros_and_what_is_not_finite_is_refused() -> None:
         x[7] = bad
         with pytest.raises(ValueError, match=words):
             Difference().encode(x, rng())
-    with pytest.raises(ValueError, match="bits is 9, must be from 1 to 8"):
+    with pytest.raises(ValueError, match="bits is 9, must be a whole number, from 1 to 8"):
         Difference(bits=9)
 
 

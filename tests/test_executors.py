@@ -21,7 +21,7 @@ from quafl.core import SCAFFOLD, Calibrated, FedAsync, FedAvg, FedBuff, QuAFL
 from quafl.core.client import begin, newcomers
 from quafl.core.optim import adam, momentum, sgd
 from quafl.core.seams import Algorithm, Optimizer
-from quafl.sim.executors import Choice, Executor, Name, layers
+from quafl.sim.executors import Choice, Executor, ExecutorName, layers
 from quafl.sim.executors.lanes import Lane, flatten, lanes_for, share_out, step_of, vectors_of
 from quafl.sim.executors.layers import STACKED, Layers
 from quafl.sim.executors.tracing import opened, trace
@@ -149,7 +149,7 @@ VISITS = [[3, 0, 5, 1, 1, 2], [0, 0, 0, 0, 0, 0], [2, 2, 2, 2, 2, 2], [0, 7, 0, 
     ("model", "optimizer"),
     [*((model, "sgd") for model in MODELS), *(("all of it", optimizer) for optimizer in list(OPTIMIZERS)[1:])],
 )
-def test_clients_go_the_same_way_together_as_one_by_one(name: Name, model: str, optimizer: str) -> None:
+def test_clients_go_the_same_way_together_as_one_by_one(name: ExecutorName, model: str, optimizer: str) -> None:
     task, make = network(MODELS[model]), OPTIMIZERS[optimizer]
     ways = choice(task, make(), clients=6, sampled=4)
     together = ways.make(name)
@@ -166,7 +166,7 @@ DIRECTED: dict[str, Algorithm] = {"SCAFFOLD": SCAFFOLD(), "FedAsync": FedAsync(p
 @pytest.mark.parametrize("make", [MODELS["dropout"], MODELS["batch norm"]], ids=["dropout", "batch norm"])
 @pytest.mark.parametrize("algorithm", DIRECTED.values(), ids=DIRECTED.keys())
 def test_steps_in_an_algorithms_own_direction_are_the_same_together_as_one_by_one(
-    name: Name, make: Callable[[], nn.Module], algorithm: Algorithm
+    name: ExecutorName, make: Callable[[], nn.Module], algorithm: Algorithm
 ) -> None:
     task = network(make)
     ways = choice(task, sgd(0.1), clients=6, sampled=4, algorithm=algorithm)
@@ -180,7 +180,7 @@ def test_steps_in_an_algorithms_own_direction_are_the_same_together_as_one_by_on
 
 @EACH_ENGINE
 def test_a_direction_that_looks_at_what_is_no_vector_is_refused_in_one_line(
-    name: Name, caplog: pytest.LogCaptureFixture
+    name: ExecutorName, caplog: pytest.LogCaptureFixture
 ) -> None:
     def slower(client: Any, gradient: Tensor) -> Tensor:
         slowed: Tensor = gradient / (1 + client.steps)
@@ -194,7 +194,7 @@ def test_a_direction_that_looks_at_what_is_no_vector_is_refused_in_one_line(
 
 
 @EACH_ENGINE
-def test_augmented_pictures_are_the_same_together_as_one_by_one(name: Name) -> None:
+def test_augmented_pictures_are_the_same_together_as_one_by_one(name: ExecutorName) -> None:
     pictures = torch.randint(0, 256, (96, 3, 12, 12), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     hands = partition.iid((pictures, torch.arange(96) % 10), 6)
     torch.manual_seed(0)
@@ -208,7 +208,7 @@ def test_augmented_pictures_are_the_same_together_as_one_by_one(name: Name) -> N
 
 
 @EACH_ENGINE
-def test_clients_with_less_than_a_batch_take_part(name: Name) -> None:
+def test_clients_with_less_than_a_batch_take_part(name: ExecutorName) -> None:
     train = digits().train
     hands = [(train[0][start:stop], train[1][start:stop]) for start, stop in ((0, 40), (40, 50), (50, 90), (90, 91))]
     torch.manual_seed(0)
@@ -229,12 +229,12 @@ ALGORITHMS: dict[str, tuple[Algorithm, Codec | Codecs]] = {
 @EACH_ENGINE
 @pytest.mark.parametrize(("algorithm", "codec"), ALGORITHMS.values(), ids=ALGORITHMS.keys())
 def test_whole_runs_are_the_same_whatever_takes_the_steps(
-    name: Name, algorithm: Algorithm, codec: Codec | Codecs
+    name: ExecutorName, algorithm: Algorithm, codec: Codec | Codecs
 ) -> None:
     torch.manual_seed(0)
     model = MODELS["all of it"]()
 
-    def rows(executor: Name) -> list[dict[str, float]]:
+    def rows(executor: ExecutorName) -> list[dict[str, float]]:
         return simulate(
             model=model,
             clients=partition.iid(digits().train, 8),
@@ -288,7 +288,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
 @EACH_ENGINE
 @pytest.mark.parametrize(("make", "why"), REFUSED.values(), ids=REFUSED.keys())
 def test_what_cannot_be_done_together_is_done_one_by_one_and_one_line_says_why(
-    name: Name, make: Callable[[], nn.Module], why: str, caplog: pytest.LogCaptureFixture
+    name: ExecutorName, make: Callable[[], nn.Module], why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, logger="quafl"):
         made = choice(network(make), sgd(0.1), clients=6, sampled=3).make(name)
@@ -312,7 +312,7 @@ def test_without_a_gpu_clients_train_one_after_another_unless_asked() -> None:
 
 
 @EACH_ENGINE
-def test_mixed_precision_is_the_same_together_as_one_by_one_within_its_rounding(name: Name) -> None:
+def test_mixed_precision_is_the_same_together_as_one_by_one_within_its_rounding(name: ExecutorName) -> None:
     task = network(MODELS["batch norm"], precision="bfloat16")
     ways = choice(task, sgd(0.1), clients=6, sampled=6)
     mine, theirs = (trajectory(ways.make(which), task, sgd(0.1), VISITS[:1]) for which in (name, "sequential"))
@@ -505,7 +505,9 @@ def test_attention_without_dropout_is_not_taken_for_random() -> None:
 
 
 @EACH_ENGINE
-def test_a_loss_on_some_of_the_examples_is_computed_one_by_one(name: Name, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_loss_on_some_of_the_examples_is_computed_one_by_one(
+    name: ExecutorName, caplog: pytest.LogCaptureFixture
+) -> None:
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
         return functional.cross_entropy(outputs, targets, reduction="none")[targets < 5].sum() / len(targets)
 

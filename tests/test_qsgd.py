@@ -59,9 +59,9 @@ def test_a_message_has_its_bits_and_its_scales() -> None:
 
 
 def test_misuse_is_said() -> None:
-    with pytest.raises(ValueError, match="bits is 1, must be from 2 to 16"):
+    with pytest.raises(ValueError, match="bits is 1, must be a whole number, from 2 to 16"):
         QSGD(bits=1, norm="l2")
-    with pytest.raises(ValueError, match="bits is 17, must be from 1 to 16"):
+    with pytest.raises(ValueError, match="bits is 17, must be a whole number, from 1 to 16"):
         QSGD(bits=17)
     with pytest.raises(ValueError, match="multiple of 32"):
         QSGD(bucket=100)

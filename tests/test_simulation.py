@@ -252,6 +252,22 @@ def test_the_same_seed_gives_the_same_run_bit_for_bit(dropout: float) -> None:
         assert torch.equal(tensor, second.model.state_dict()[name])
 
 
+def test_a_run_is_the_same_whatever_the_number_of_threads_and_leaves_it_as_it_was() -> None:
+    before, found = torch.get_num_threads(), []
+    model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 10))  # large enough to be divided among threads
+    try:
+        for threads in 1, 2:
+            torch.set_num_threads(threads)
+            clients = partition.iid(digits().train, 2)
+            run = quafl.simulate(model=model, clients=clients, algorithm=QuAFL(sampled=2), until=15.0, batch_size=128)
+            assert torch.get_num_threads() == threads
+            found.append(run)
+    finally:
+        torch.set_num_threads(before)
+    assert found[0].rows == found[1].rows
+    assert all(map(torch.equal, *(run.model.parameters() for run in found)))
+
+
 def test_simulation_ignores_and_leaves_alone_the_global_generator() -> None:
     torch.manual_seed(1)
     before = torch.get_rng_state()

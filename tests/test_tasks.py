@@ -113,6 +113,29 @@ def test_a_batch_depends_on_client_and_step_alone() -> None:
     assert not torch.equal(task.batch(1, 7)[0], later)
 
 
+def test_what_a_module_draws_itself_comes_from_its_batch_and_leaves_the_global_generator_alone() -> None:
+    class Noisy(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x * torch.rand_like(x))
+
+    x, y = torch.ones(8, 3), torch.zeros(8, dtype=torch.int64)
+    task = Supervised(Noisy(3, 2), [(x, y)], batch_size=4)
+    batch = task.batch(0, 5)
+    before = torch.get_rng_state()
+    first, second = (task.gradient(*task.initial(), batch)[0] for _ in range(2))
+    assert torch.equal(torch.get_rng_state(), before)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(batch.key[0]))
+        noise = torch.rand(4, 3)
+    by_hand = nn.Linear(3, 2)
+    by_hand.load_state_dict(task.export(*task.initial()))
+    functional.cross_entropy(by_hand(x[:4] * noise), y[:4]).backward()
+    assert by_hand.weight.grad is not None
+    torch.testing.assert_close(first[:6], by_hand.weight.grad.flatten())
+    assert torch.equal(first, second)
+    assert not torch.equal(first, task.gradient(*task.initial(), task.batch(0, 6))[0])
+
+
 def test_an_epoch_goes_through_all_data_in_an_order_of_its_own() -> None:
     task = toy(20, 4)
     epochs = [torch.cat([task.batch(0, 5 * epoch + step)[0] for step in range(5)]).flatten() for epoch in range(2)]
@@ -214,7 +237,7 @@ def test_batches_may_be_tuples_or_dictionaries() -> None:
 
 
 def test_parts_of_different_length_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"the parts of a dataset have \[2, 3\] examples"):
+    with pytest.raises(ValueError, match=r"client 0: the parts of a dataset have \[2, 3\] examples"):
         Supervised(nn.Linear(2, 2), [((torch.ones(3, 2), torch.ones(2, 2)), torch.zeros(3))])
 
 

@@ -10,6 +10,7 @@ from quafl.version import __version__
 
 if TYPE_CHECKING:
     from quafl.codec import QSGD, BFloat16, Codecs, Difference, Identity, Lattice, TopK, compressed
+    from quafl.codec.seams import Codec
     from quafl.core import (
         CA2FL,
         FAVANO,
@@ -30,9 +31,46 @@ if TYPE_CHECKING:
         momentum,
         sgd,
     )
-    from quafl.sim import Absence, Change, Plan, Result, Simulation, World, simulate
+    from quafl.core.descent import Descent
+    from quafl.core.optim import Schedule
+    from quafl.core.seams import Algorithm, Optimizer, Task
+    from quafl.record.evaluations import Diverged
+    from quafl.record.rows import Row
+    from quafl.record.summary import Curve, RecordError, RunError
+    from quafl.run.front import compare, simulate, tune
+    from quafl.run.results import Comparison, Models, Result, Tuning
+    from quafl.run.taking_part import Brought, Served, join, serve
+    from quafl.settings.base import SettingsError
+    from quafl.sim import Absence, Change, Plan, Simulation, World
+    from quafl.sim.executors import ExecutorName
     from quafl.tasks.local import Local
+    from quafl.tasks.precision import Precision
+    from quafl.tasks.supervised import Augment, Data, Measure
 
+_HOMES = {
+    "quafl.codec": ("BFloat16", "Codecs", "Difference", "Identity", "Lattice", "QSGD", "TopK", "compressed"),
+    "quafl.codec.seams": ("Codec",),
+    "quafl.core": (
+        *("CA2FL", "FAVANO", "SCAFFOLD", "Calibrated", "FedAsync", "FedAvg", "FedBuff", "FedNova", "QuAFL"),
+        *("Adaptive", "Defence", "HeavyBall", "Plain"),
+        *("adam", "cosine", "linear", "momentum", "sgd"),
+    ),
+    "quafl.core.descent": ("Descent",),
+    "quafl.core.optim": ("Schedule",),
+    "quafl.core.seams": ("Algorithm", "Optimizer", "Task"),
+    "quafl.record.evaluations": ("Diverged",),
+    "quafl.record.rows": ("Row",),
+    "quafl.record.summary": ("Curve", "RecordError", "RunError"),
+    "quafl.run.front": ("compare", "simulate", "tune"),
+    "quafl.run.results": ("Comparison", "Models", "Result", "Tuning"),
+    "quafl.run.taking_part": ("Brought", "Served", "join", "serve"),
+    "quafl.settings.base": ("SettingsError",),
+    "quafl.sim": ("Absence", "Change", "Plan", "Simulation", "World"),
+    "quafl.sim.executors": ("ExecutorName",),
+    "quafl.tasks.local": ("Local",),
+    "quafl.tasks.precision": ("Precision",),
+    "quafl.tasks.supervised": ("Augment", "Data", "Measure"),
+}
 __all__ = [
     "CA2FL",
     "FAVANO",
@@ -40,12 +78,22 @@ __all__ = [
     "SCAFFOLD",
     "Absence",
     "Adaptive",
+    "Algorithm",
+    "Augment",
     "BFloat16",
+    "Brought",
     "Calibrated",
     "Change",
+    "Codec",
     "Codecs",
+    "Comparison",
+    "Curve",
+    "Data",
     "Defence",
+    "Descent",
     "Difference",
+    "Diverged",
+    "ExecutorName",
     "FedAsync",
     "FedAvg",
     "FedBuff",
@@ -54,32 +102,38 @@ __all__ = [
     "Identity",
     "Lattice",
     "Local",
+    "Measure",
+    "Models",
+    "Optimizer",
     "Plain",
     "Plan",
+    "Precision",
     "QuAFL",
+    "RecordError",
     "Result",
+    "Row",
+    "RunError",
+    "Schedule",
+    "Served",
+    "SettingsError",
     "Simulation",
+    "Task",
     "TopK",
+    "Tuning",
     "World",
     "__version__",
     "adam",
+    "compare",
     "compressed",
     "cosine",
+    "join",
     "linear",
     "momentum",
+    "serve",
     "sgd",
     "simulate",
+    "tune",
 ]
-_HOMES = {
-    "quafl.codec": ("BFloat16", "Codecs", "Difference", "Identity", "Lattice", "QSGD", "TopK", "compressed"),
-    "quafl.core": (
-        *("CA2FL", "FAVANO", "SCAFFOLD", "Calibrated", "FedAsync", "FedAvg", "FedBuff", "FedNova", "QuAFL"),
-        *("Adaptive", "Defence", "HeavyBall", "Plain"),
-        *("adam", "cosine", "linear", "momentum", "sgd"),
-    ),
-    "quafl.sim": ("Absence", "Change", "Plan", "Result", "Simulation", "World", "simulate"),
-    "quafl.tasks.local": ("Local",),
-}
 
 
 def __getattr__(name: str) -> Any:
@@ -87,3 +141,7 @@ def __getattr__(name: str) -> Any:
         if name in names:
             return getattr(import_module(home), name)
     raise AttributeError(f"module 'quafl' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

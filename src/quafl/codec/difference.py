@@ -20,6 +20,7 @@ from quafl.codec.kernels import Kernel, kernel_for, kernel_named
 from quafl.codec.packets import broadcast, check_finite, check_fits, draw_seeds, make_packet
 from quafl.codec.rotation import block_count, block_size
 from quafl.codec.seams import DecodeError, Packet, Refine
+from quafl.core.checks import check_whole
 from quafl.core.messages import Model
 
 DIFFERENCE = 5  # id on the wire
@@ -42,8 +43,7 @@ class Difference:
     whole: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if not 1 <= self.bits <= gaussian.MOST_BITS:
-            raise ValueError(f"bits is {self.bits}, must be from 1 to {gaussian.MOST_BITS} for a difference")
+        check_whole("bits", self.bits, 1, gaussian.MOST_BITS, "for more, use a Lattice")
 
     def encode(
         self, x: Model, rng: torch.Generator, *, distance: Tensor | float | None = None, exact: Tensor | None = None

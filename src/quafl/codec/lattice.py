@@ -20,6 +20,7 @@ from quafl.codec.kernels import LIMIT, Kernel, kernel_for, kernel_named
 from quafl.codec.packets import broadcast, check_finite, check_fits, draw_seeds, make_packet
 from quafl.codec.rotation import block_count, block_size
 from quafl.codec.seams import DecodeError, Packet, Refine
+from quafl.core.checks import check_whole
 from quafl.core.messages import Model
 
 LATTICE = 1  # id on the wire
@@ -47,8 +48,7 @@ class Lattice:
     feedback: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if not 1 <= self.bits <= 16:
-            raise ValueError(f"bits is {self.bits}, must be from 1 to 16; for uncompressed models use Identity()")
+        check_whole("bits", self.bits, 1, 16, "for uncompressed models use Identity()")
         if self.resolution is not None and not 0 < self.resolution < inf:
             raise ValueError(f"resolution is {self.resolution}, must be positive and finite")
         if not 0 < self.spread < inf:

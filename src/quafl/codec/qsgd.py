@@ -14,6 +14,7 @@ from quafl.codec.formats import Header, Layout, expect, expect_plain
 from quafl.codec.packets import broadcast, check_finite, check_fits, draw_words, make_packet
 from quafl.codec.packing import pack, unpack
 from quafl.codec.seams import DecodeError, Packet, Refine
+from quafl.core.checks import check_whole
 from quafl.core.messages import Model
 
 QSGD_L2 = 2  # ids on the wire
@@ -39,9 +40,7 @@ class QSGD:
     feedback: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        least = 2 if self.norm == "l2" else 1
-        if not least <= self.bits <= 16:
-            raise ValueError(f"bits is {self.bits}, must be from {least} to 16 for QSGD with norm {self.norm!r}")
+        check_whole("bits", self.bits, 2 if self.norm == "l2" else 1, 16, "for uncompressed models use Identity()")
         if self.norm not in ("l2", "min-max"):
             raise ValueError(f"norm is {self.norm!r}, must be 'l2' or 'min-max'")
         if self.bucket % 32 or not 32 <= self.bucket < 2**16:

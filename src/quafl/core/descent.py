@@ -9,8 +9,8 @@ from typing import Protocol
 
 import torch
 
+from quafl.core.checks import check_positive, check_share
 from quafl.core.messages import Model
-from quafl.core.optim import check_positive, check_share
 from quafl.core.seams import OptimizerState
 
 

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from math import inf, pi
-from typing import TypeAlias
+from math import pi
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from quafl.core.checks import check_positive, check_share
 from quafl.core.messages import Model
 from quafl.core.seams import Counts, Optimizer, OptimizerState
 
@@ -24,7 +25,7 @@ def sgd(lr: float, schedule: Schedule | None = None) -> Optimizer:
     def update(gradient: Model, state: OptimizerState) -> tuple[Model, OptimizerState]:
         return gradient, state
 
-    return Optimizer(init, update, schedule, rate=lr)
+    return Optimizer(init, update, schedule, rate=lr, name=_made("sgd", lr=lr, schedule=schedule))
 
 
 def momentum(
@@ -42,7 +43,8 @@ def momentum(
         direction = torch.add(gradient, velocity, alpha=beta) if nesterov else velocity
         return direction, (velocity,)
 
-    return Optimizer(init, update, schedule, fresh, rate=lr)
+    name = _made("momentum", lr=lr, beta=beta, nesterov=nesterov, schedule=schedule, fresh=fresh)
+    return Optimizer(init, update, schedule, fresh, rate=lr, name=name)
 
 
 def adam(
@@ -72,7 +74,8 @@ def adam(
         scale = (1 - second**count).rsqrt().unsqueeze(-1)
         return (size * mean).div_(square.sqrt().mul_(scale).add_(eps)), (mean, square, count)
 
-    return Optimizer(init, update, schedule, fresh)
+    name = _made("adam", lr=lr, betas=betas, eps=eps, schedule=schedule, fresh=fresh)
+    return Optimizer(init, update, schedule, fresh, name=name)
 
 
 def linear(points: Sequence[tuple[float, float]]) -> Schedule:
@@ -90,6 +93,7 @@ def linear(points: Sequence[tuple[float, float]]) -> Schedule:
             result = result + share * (after - before)
         return result
 
+    factor.__name__ = _made("linear", points=list(points))
     return factor
 
 
@@ -101,16 +105,11 @@ def cosine(rounds: int, floor: float = 0.0) -> Schedule:
     def factor(now: Counts) -> Tensor:
         return floor + (1 - floor) * 0.5 * (1 + torch.cos(pi * (now / rounds).clamp(0, 1)))
 
+    factor.__name__ = _made("cosine", rounds=rounds, floor=floor)
     return factor
 
 
-def check_positive(name: str, value: float) -> None:
-    """Of a setting."""
-    if not 0 < value < inf:
-        raise ValueError(f"{name} is {value}, must be positive and finite")
-
-
-def check_share(name: str, value: float) -> None:
-    """Of a setting."""
-    if not 0 <= value < 1:
-        raise ValueError(f"{name} has {value}, must be at least 0 and below 1")
+def _made(name: str, **arguments: Any) -> str:
+    """How something was made: sgd(lr=0.1)."""
+    said = {key: getattr(value, "__name__", value) for key, value in arguments.items() if value not in (None, False)}
+    return f"{name}({', '.join(f'{key}={value}' for key, value in said.items())})"

@@ -96,6 +96,10 @@ class Optimizer(NamedTuple):
     factor: Callable[[Counts], Tensor] | None = None  # of the displacement, by the server's round: a schedule
     fresh: bool = False  # begin anew after each contact
     rate: float = 1.0
+    name: str = ""  # how it was made, for people
+
+    def __repr__(self) -> str:
+        return self.name or tuple.__repr__(self)
 
 
 Applied: TypeAlias = Callable[[Any, Any], Any]  # client, up as it was decoded -> client

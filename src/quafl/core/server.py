@@ -3,11 +3,13 @@
 from collections.abc import Generator, Mapping
 from dataclasses import replace
 from math import inf
+from numbers import Real
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
+from quafl.core.checks import check_positive, check_whole
 from quafl.core.conversation import Await, Clients, Look, Replies, Tell, Want
 from quafl.core.messages import Message, Own
 from quafl.core.pieces import distance, lengthened
@@ -20,16 +22,14 @@ Server = TypeVar("Server", bound=ServerState)
 def check_settings(sampled: int, local_steps: int, patience: float) -> None:
     """What all algorithms have."""
     for name, value in ("sampled", sampled), ("local_steps", local_steps):
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name} is {value}, must be a whole number, at least 1")
-    if not patience > 0:
-        raise ValueError(f"patience is {patience}, must be positive")
+        check_whole(name, value, 1)
+    if not isinstance(patience, Real) or not patience > 0:
+        raise ValueError(f"patience is {patience!r}, must be a positive number, or math.inf to wait for everybody")
 
 
 def check_server_lr(server_lr: float) -> None:
     """What algorithms have whose server moves at a rate of its own."""
-    if not 0 < server_lr < inf:
-        raise ValueError(f"server_lr is {server_lr}, must be positive and finite")
+    check_positive("server_lr", server_lr)
 
 
 def sample(present: Ids, count: int, rng: torch.Generator) -> Ids:

@@ -25,11 +25,14 @@ def kept(file: Path) -> Iterator[None]:
         handler.setFormatter(line)
         handler.addFilter(calm)
         root.addHandler(handler)
+    levels = {logger: logger.level for logger in (root, logging.getLogger("quafl"))}
     root.setLevel(logging.ERROR)
     logging.getLogger("quafl").setLevel(logging.INFO)
     try:
         yield
     finally:
+        for logger, level in levels.items():
+            logger.setLevel(level)
         for handler in handlers:
             root.removeHandler(handler)
             handler.close()

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from io import StringIO
+from io import BytesIO, StringIO
 from itertools import cycle
 from typing import IO, NamedTuple, TypeAlias
 
@@ -97,9 +97,18 @@ def looks(labels: Sequence[str]) -> dict[str, Look]:
     }
 
 
-def draw(curves: Sequence[Curve], x: Axis, y: Axis, *, goal: float | None = None, log: bool = False) -> Figure:
+class Picture(Figure):
+    """A figure that a notebook shows, whatever it has imported."""
+
+    def _repr_png_(self) -> bytes:
+        stream = BytesIO()
+        to_png(self, stream)
+        return stream.getvalue()
+
+
+def draw(curves: Sequence[Curve], x: Axis, y: Axis, *, goal: float | None = None, log: bool = False) -> Picture:
     """One panel; `log` is of the values."""
-    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+    figure = Picture(figsize=(6.4, 4.0), layout="constrained")
     axes = figure.subplots()
     _panel(axes, curves, x, y, goal, log)
     return figure

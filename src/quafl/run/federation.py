@@ -12,10 +12,11 @@ from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from socket import socket
-from threading import Event, Thread
+from threading import Event, Thread, current_thread, main_thread
 from time import time
 from typing import Any, TypeAlias
 
+from quafl.core.seams import Task
 from quafl.deploy import logs, provision
 from quafl.deploy.carrier import Loop
 from quafl.deploy.provision import Kit
@@ -53,18 +54,41 @@ class ServerProcess:
         out: Path,
         on_status: Callable[[Status], None],
         on_end: Callable[[], None],
+        task: Task | None = None,
     ) -> None:
         self.stop = Event()
         self._kit, self._settings, self._out, self._on_status, self._on_end = kit, settings, out, on_status, on_end
-        loop = Loop("carrier")
-        self._carrier = GrpcServer(loop, kit, passphrase)
-        self._run = ServerRun(self._carrier, loop, settings, out, self.stop)
+        self._loop = Loop("carrier")
+        self._carrier = GrpcServer(self._loop, kit, passphrase)
+        self._run = ServerRun(self._carrier, self._loop, settings, out, self.stop, task)
+
+    @property
+    def party(self) -> ServerRun:
+        """What it runs."""
+        return self._run
 
     def serve(self) -> int:
         """Until the end; gives the exit code."""
+        try:
+            with stopped_when_asked(self.stop, os._exit):
+                self.run()
+        except Diverged as error:
+            _log.error("training diverged: %s", error)
+            return 1
+        return 0
+
+    def run(self) -> bool:
+        """Until the end, which is True, or until asked to stop; Diverged, if training has."""
         self._carrier.start(self._run.service, largest=self._run.largest)
+        try:
+            return self._serve()
+        finally:
+            self._carrier.stop()
+            self._run.service.close()
+            self._loop.close()
+
+    def _serve(self) -> bool:
         (self._kit.path / WHERE).write_text(str(self._out), encoding="utf-8")
-        _stop_when_asked(self.stop)
         start_with = self._settings.clients.start_with
         _log.info("listening on port %d; the run begins with %d clients or more", self._kit.port, start_with)
         over = Event()
@@ -72,9 +96,6 @@ class ServerProcess:
         watcher.start()
         try:
             ended = self._run.run()
-        except Diverged as error:
-            _log.error("training diverged: %s", error)
-            return 1
         finally:
             over.set()
             watcher.join()
@@ -84,8 +105,7 @@ class ServerProcess:
             self.stop.wait(LINGER_SECONDS)  # whoever was not reached hears it when saying hello
         else:
             _log.info("stopped in round %d; start again to go on", self._run.coordinator.server.round)
-        self._carrier.stop()
-        return 0
+        return ended
 
     def _watch(self, over: Event) -> None:
         while not over.wait(STATUS_SECONDS):
@@ -138,21 +158,26 @@ class ClientProcess:
         self,
         kit: Kit,
         passphrase: str | None,
-        make_task: str,
+        task: Task | str,
         folder: Path,
         *,
         step_seconds: float,
         tell_speed: bool,
     ) -> None:
         self.stop = Event()
-        self._kit, self._carrier = kit, GrpcClient(Loop("carrier"), kit.path, passphrase)
+        self._kit, self._loop = kit, Loop("carrier")
+        self._carrier = GrpcClient(self._loop, kit.path, passphrase)
         self._driver = make_client(
-            make_task, kit.name, folder, self._carrier.ask, step_seconds=step_seconds, tell_private=tell_speed
+            task, kit.name, folder, self._carrier.ask, step_seconds=step_seconds, tell_private=tell_speed
         )
 
     def take_part(self) -> int:
         """Until the end; gives the exit code."""
-        _stop_when_asked(self.stop)
+        with stopped_when_asked(self.stop, os._exit):
+            return 0 if self.run() else 1
+
+    def run(self) -> bool:
+        """Until the end, or until asked to stop; whether all went well."""
         _log.info("%s is dialling the server at %s", self._kit.name, self._kit.target)
         driver = self._driver
         self._carrier.start(driver.machine.session, driver.hear, largest=driver.largest)
@@ -163,7 +188,11 @@ class ClientProcess:
             if sentence is not None:
                 _log.warning("%s", sentence)
 
-        return 0 if driver.run(self.stop, look) else 1
+        try:
+            return driver.run(self.stop, look)
+        finally:
+            self._carrier.close()
+            self._loop.close()
 
 
 @contextmanager
@@ -177,16 +206,25 @@ def at_work(kit: Kit, folder: Path, remedy: str) -> Iterator[None]:
         os.umask(before)
 
 
-def _stop_when_asked(stop: Event) -> None:
-    """SIGINT and SIGTERM end the process in good order; asked again, at once."""
+@contextmanager
+def stopped_when_asked(stop: Event, again: Callable[[int], object], *numbers: signal.Signals) -> Iterator[None]:
+    """SIGINT and SIGTERM end a party in good order; asked again, at once, with the exit code. Only in the main thread,
+    where Python delivers them."""
 
     def handle(number: int, frame: object) -> None:
         if stop.is_set():
-            os._exit(128 + number)
+            again(128 + number)
         stop.set()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, handle)
+    if current_thread() is not main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handle) for number in numbers or (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, known in before.items():
+            signal.signal(number, known)
 
 
 def read_status(kit: Path) -> Status | None:

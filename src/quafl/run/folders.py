@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Self, TypeVar
 
 import safetensors
 import safetensors.torch
@@ -15,22 +15,25 @@ from torch import Tensor
 from quafl.record.files import write_atomically
 from quafl.record.rows import Row, by_seed, read_rows, write_rows
 from quafl.record.summary import ROWS, SETTINGS, VERSIONS, RecordError, RunError
-from quafl.run.jobs import Job, Outcome, Which, take_up
+from quafl.run.jobs import Experiment, Job, Outcome, Which, take_up
 from quafl.run.versions import SITTING, UNKNOWN, joined, versions
 from quafl.settings.base import SettingsError
 from quafl.settings.curve import Settings
 from quafl.settings.reading import load
 
 TROUBLES, SECONDS = "troubles.json", "seconds.json"
+MODEL = "model-seed{seed}-{which}.safetensors"
+PROGRAM = "given by a program"  # the name of a task that is in no settings file
+AnyExperiment = TypeVar("AnyExperiment", bound=Experiment)
 
 
 @dataclass(slots=True)
-class RunFolder:
+class Folder(Generic[AnyExperiment]):
     """A curve's folder: settings, rows of all its finished seeds, versions, and of each seed the best and last model or
     a checkpoint."""
 
     path: Path
-    settings: Settings
+    settings: AnyExperiment
     rows: dict[int, list[Row]] = field(default_factory=dict)
     troubles: dict[str, str] = field(default_factory=dict)  # by seed: why it ended before its time
 
@@ -49,16 +52,15 @@ class RunFolder:
         with write_atomically(self.path / SETTINGS) as stream:
             stream.write(self.settings.to_toml())
 
-    @classmethod
-    def reopen(cls, path: Path, overrides: Sequence[str] = ()) -> "RunFolder":
-        """A folder that an earlier run has begun."""
-        (settings,) = load(str(path / SETTINGS), overrides)
+    def read(self) -> Self:
+        """With what an earlier run has left there."""
+        path = self.path
         try:
-            rows = by_seed(read_rows(path / ROWS)) if (path / ROWS).exists() else {}
+            self.rows = by_seed(read_rows(path / ROWS)) if (path / ROWS).exists() else {}
         except (ValueError, KeyError, TypeError) as error:
             raise RecordError(f"{path / ROWS} is damaged ({error}); delete it to run its seeds again") from error
-        troubles = json.loads((path / TROUBLES).read_text()) if (path / TROUBLES).exists() else {}
-        return cls(path, settings, rows, troubles)
+        self.troubles = json.loads((path / TROUBLES).read_text()) if (path / TROUBLES).exists() else {}
+        return self
 
     def missing(self) -> list[int]:
         """Seeds that are not finished."""
@@ -109,11 +111,32 @@ class RunFolder:
 
     def model(self, seed: int, which: Which) -> Path:
         """Where a seed's model is kept."""
-        return self.path / f"model-seed{seed}-{which}.safetensors"
+        return self.path / MODEL.format(seed=seed, which=which)
 
     def checkpoint(self, seed: int) -> Path:
         """Where an unfinished seed stands."""
         return self.path / f"checkpoint-seed{seed}.pt"
+
+
+class RunFolder(Folder[Settings]):
+    """Of a curve whose settings are in a file."""
+
+    __slots__ = ()
+
+    @classmethod
+    def reopen(cls, path: Path, overrides: Sequence[str] = ()) -> "RunFolder":
+        """A folder that an earlier run has begun."""
+        if _settings_of(path).get("task", {}).get("name") == PROGRAM:
+            raise RecordError(
+                f"{path} was made by a program, through quafl.simulate or its like; run that again to go on"
+            )
+        (settings,) = load(str(path / SETTINGS), overrides)
+        return cls(path, settings).read()
+
+
+def _settings_of(path: Path) -> dict[str, Any]:
+    """As they are in a folder."""
+    return tomllib.loads((path / SETTINGS).read_text(encoding="utf-8"))
 
 
 def prepare(curves: Sequence[Settings], out: Path, *, overwrite: bool) -> list[RunFolder]:
@@ -168,7 +191,7 @@ def share(folders: Sequence[RunFolder], among: Path) -> list[str]:
     wanted = [(folder, tomllib.loads(folder.settings.to_toml())) for folder in folders]
     for path in sorted(place.parent for place in among.rglob(SETTINGS)):
         try:
-            known = tomllib.loads((path / SETTINGS).read_text(encoding="utf-8"))
+            known = _settings_of(path)
             alike = [
                 folder
                 for folder, settings in wanted
@@ -198,7 +221,7 @@ def _other_versions(path: Path) -> list[str]:
     return [f"{name} {made.get(name)}" for name in ("quafl", "torch") if made.get(name) != versions()[name]]
 
 
-def _check_distinct(folders: Sequence[RunFolder]) -> None:
+def _check_distinct(folders: Sequence[Folder[Any]]) -> None:
     paths = [folder.path for folder in folders]
     alike = next((path for path in paths if paths.count(path) > 1), None)
     if alike is not None:
@@ -243,6 +266,31 @@ def _slug(label: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", label.lower()).strip("-.") or "curve"
 
 
+def opened(path: Path, curve: AnyExperiment) -> Folder[AnyExperiment]:
+    """The folder of a curve that no settings file describes: begun, or continued; RecordError, if it holds another."""
+    folder = Folder(path, curve)
+    if not (path / SETTINGS).exists():
+        folder.begin()
+        return folder
+    changed = [name for name in _different(_settings_of(path), tomllib.loads(curve.to_toml())) if name != "run.target"]
+    if changed:
+        raise RecordError(f"{path} was made with another {', '.join(changed)}; put it back, or choose another folder")
+    folder.read()
+    other = _other_versions(path)
+    if folder.rows and other:
+        raise RecordError(f"{path} was made with {' and '.join(other)}; use that again, or choose another folder")
+    folder.settings = curve.only(*sorted({*folder.rows, *curve.run.seeds}))
+    folder.write_settings()
+    return folder
+
+
+def places(out: Path, curves: Sequence[AnyExperiment]) -> list[Path]:
+    """A folder in `out` for each of several such curves."""
+    folders = [Folder(out / _slug(curve.label), curve) for curve in curves]
+    _check_distinct(folders)
+    return [folder.path for folder in folders]
+
+
 def trained_model(folder: Path, *, seed: int | None, which: Which) -> dict[str, Tensor]:
     """A seed's model as a state_dict, by default the first seed's; of an unfinished one, that of its checkpoint."""
     if not (folder / SETTINGS).exists():
@@ -250,22 +298,23 @@ def trained_model(folder: Path, *, seed: int | None, which: Which) -> dict[str, 
         raise RecordError(
             f"{folder} holds several curves; choose one of {curves}" if curves else f"{folder} holds no run"
         )
-    plan = tomllib.loads((folder / SETTINGS).read_text(encoding="utf-8")).get("run", {})
+    plan = _settings_of(folder).get("run", {})
     if plan.get("clock") == "wall":  # a federation's: it has one seed, and its models when it has stopped or ended
-        path = folder / f"model-seed{plan['seed']}-{which}.safetensors"
+        path = folder / MODEL.format(seed=plan["seed"], which=which)
         if not path.exists():
             raise RecordError(f"{folder} has no model yet; stop its server, or wait for its end")
         return safetensors.torch.load_file(path)
+    seeds = plan.get("seeds", [])
+    seed = next(iter(seeds), 0) if seed is None else seed
+    if seed not in seeds:
+        raise RecordError(f"{folder} has no seed {seed}; it has {', '.join(map(str, seeds))}")
+    path = folder / MODEL.format(seed=seed, which=which)
+    if path.exists():
+        return safetensors.torch.load_file(path)
     run_folder = RunFolder.reopen(folder, ["run.device=cpu"])  # nothing is trained; the run's own may not be here
-    settings = run_folder.settings
-    seed = settings.run.seeds[0] if seed is None else seed
-    if seed not in settings.run.seeds:
-        raise RecordError(f"{folder} has no seed {seed}; it has {', '.join(map(str, settings.run.seeds))}")
-    if run_folder.model(seed, which).exists():
-        return safetensors.torch.load_file(run_folder.model(seed, which))
     if not run_folder.checkpoint(seed).exists():
         raise RecordError(f"{folder} has neither a model nor a checkpoint of seed {seed} yet; run it first")
-    task, simulation = settings.simulation(seed, "sequential")
+    task, simulation = run_folder.settings.simulation(seed, "sequential")
     take_up(run_folder.checkpoint(seed), simulation)
     shown = simulation.last if which == "last" else simulation.best
     return task.export(shown.model, shown.buffers)

@@ -4,16 +4,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, Protocol, Self, TypeAlias
 
 import torch
 from torch import Tensor
 
+from quafl.core.seams import Task
 from quafl.record import checkpoints
 from quafl.record.rows import Row
 from quafl.record.summary import RecordError
 from quafl.run.versions import joined, versions
-from quafl.settings.curve import Settings
+from quafl.settings.world import Run
 from quafl.sim import Diverged, Simulation
 
 CHECKPOINT_SHARE = 0.05  # of the time, at most, goes into checkpoints
@@ -22,11 +23,32 @@ Which: TypeAlias = Literal["best", "last"]
 News: TypeAlias = Row | str  # a row, or a word about what went wrong and was dealt with
 
 
+class Experiment(Protocol):
+    """One curve: the settings of a file, or what a program has given."""
+
+    @property
+    def label(self) -> str:
+        """What people call it."""
+
+    @property
+    def run(self) -> Run:
+        """How long, and which seeds."""
+
+    def simulation(self, seed: int, executor: str | None = None) -> tuple[Task, Simulation]:
+        """One seed, ready to run; with a particular executor, if it is not to be chosen."""
+
+    def only(self, *seeds: int) -> Self:
+        """It with these seeds, none of which depends on what others there are to be."""
+
+    def to_toml(self) -> str:
+        """All that its numbers depend on."""
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """One seed of one curve, and where and how often it is saved."""
 
-    settings: Settings
+    settings: Experiment
     seed: int
     checkpoint: Path
     checkpoint_seconds: float
@@ -52,7 +74,8 @@ def compute(job: Job, on_news: Callable[[News], None], stopping: Callable[[], bo
     device, run = simulation.server.model.device, job.settings.run
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     here, how = versions(), {"device": name, "executor": simulation.executor, "precision": run.precision}
-    made_with = {"settings": _alone(job).to_toml(), "quafl": here["quafl"], "torch": here["torch"], **how}
+    settings = job.settings.only(job.seed).to_toml()
+    made_with = {"settings": settings, "quafl": here["quafl"], "torch": here["torch"], **how}
     computed = {**how, "code": here["code"], "date": here["date"]}
     if checkpoint.exists():
         computed = joined(before.get("computed", {}), computed)
@@ -76,12 +99,6 @@ def compute(job: Job, on_news: Callable[[News], None], stopping: Callable[[], bo
     last, best = (task.export(shown.model, shown.buffers) for shown in (simulation.last, simulation.best))
     models: dict[Which, dict[str, Tensor]] = {"last": last, "best": best}
     return Outcome(simulation.rows, models, trouble, computed, monotonic() - began)
-
-
-def _alone(job: Job) -> Settings:
-    """The settings of the seed alone: it does not depend on what other seeds there are to be."""
-    run = job.settings.run.model_copy(update={"seeds": [job.seed]})
-    return job.settings.model_copy(update={"run": run})
 
 
 def take_up(checkpoint: Path, simulation: Simulation, made_with: dict[str, str] | None = None) -> None:

@@ -10,6 +10,7 @@ from uuid import uuid4
 import safetensors.torch
 
 from quafl.core.randomness import Generators, derive
+from quafl.core.seams import Task
 from quafl.deploy.carrier import Carrier, Loop
 from quafl.deploy.client import AskServer, kept_in
 from quafl.deploy.client import Driver as ClientDriver
@@ -35,9 +36,17 @@ class ServerRun:
     """The server's run in its folder, from wherever it stands. It is made whole before anybody is heard, so that what
     is wrong is said at once."""
 
-    def __init__(self, carrier: Carrier, loop: Loop, settings: FederationSettings, out: Path, stop: Event) -> None:
+    def __init__(
+        self,
+        carrier: Carrier,
+        loop: Loop,
+        settings: FederationSettings,
+        out: Path,
+        stop: Event,
+        task: Task | None = None,
+    ) -> None:
         self._settings, self._out = settings, out
-        self._task = local.make(settings.task.make, SERVER, settings.run.seed)
+        self._task = task or local.make(settings.task.make, SERVER, settings.run.seed)
         algorithm, coders, _ = settings.terms()
         start, rng = algorithm.start(*self._task.initial()), Generators(settings.run.seed)
         checkpoints = Checkpoints(out / "checkpoints")
@@ -107,10 +116,11 @@ class ServerRun:
 
 
 def make_client(
-    make_task: str, name: str, folder: Path, ask: AskServer, *, step_seconds: float = 0.0, tell_private: bool = True
+    made: Task | str, name: str, folder: Path, ask: AskServer, *, step_seconds: float = 0.0, tell_private: bool = True
 ) -> ClientDriver:
-    """A client, from wherever it stands. What cannot be learned from is said now."""
-    task = local.make(make_task, name, derive("client", name))
+    """A client, from wherever it stands, with a task or the function that makes it. What cannot be learned from is said
+    now."""
+    task = local.make(made, name, derive("client", name)) if isinstance(made, str) else made
     task.batch(0, 0)
     kept, reports = kept_in(folder)
     machine = ClientSide(

@@ -20,6 +20,7 @@ from quafl.codec.kernels import kernel_for
 from quafl.record.summary import RunError
 from quafl.run.folders import RunFolder
 from quafl.run.jobs import Job, News, Outcome, compute
+from quafl.tasks.precision import one_thread
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP  # that ask a run to stop
@@ -117,7 +118,7 @@ def _side_by_side(
     with ProcessPoolExecutor(
         len(processes), mp_context=context, initializer=_begin, initargs=(news, stop, free)
     ) as pool:
-        with _handling_signals(signal.SIG_IGN):  # which workers inherit, so that nothing stops them while they start
+        with handling_signals(signal.SIG_IGN):  # which workers inherit, so that nothing stops them while they start
             running: dict[Future[Outcome | None], int] = {
                 pool.submit(_compute_and_tell, number, job): number for number, (_, job) in enumerate(jobs)
             }
@@ -155,16 +156,19 @@ def _noticing_signals(*, at_once_if_again: bool) -> Iterator[list[int]]:
         if at_once_if_again and len(asked) > 1:
             raise Interrupted(number)
 
-    with _handling_signals(notice):
+    with handling_signals(notice):
         yield asked
 
 
 @contextmanager
-def _handling_signals(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> Iterator[None]:
-    if current_thread() is not main_thread():  # where Python does not deliver signals
+def handling_signals(
+    handler: Callable[[int, FrameType | None], None] | signal.Handlers, numbers: Sequence[signal.Signals] = SIGNALS
+) -> Iterator[None]:
+    """Inside, these signals are the handler's; only in the main thread, where Python delivers them."""
+    if current_thread() is not main_thread():
         yield
         return
-    before = {number: signal.getsignal(number) for number in SIGNALS}
+    before = {number: signal.getsignal(number) for number in numbers}
     for number, known in before.items():
         if known != signal.SIG_IGN:  # nohup's wish is respected
             signal.signal(number, handler)
@@ -217,14 +221,13 @@ def by_itself(tell: Callable[[News], None]) -> Iterator[None]:
         def emit(self, record: logging.LogRecord) -> None:
             tell(record.getMessage())
 
-    logger, handler, threads = logging.getLogger("quafl.sim"), Telling(), torch.get_num_threads()
+    logger, handler = logging.getLogger("quafl.sim"), Telling()
     logger.addHandler(handler)
     logger.propagate = False
-    torch.set_num_threads(1)
     try:
-        yield
+        with one_thread():
+            yield
     finally:
-        torch.set_num_threads(threads)
         logger.removeHandler(handler)
         logger.propagate = True
 

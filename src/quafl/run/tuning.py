@@ -116,10 +116,11 @@ def _ranked(curves: Sequence[Curve], wanted: Reproduction) -> list[Curve]:
     that ends best; or the one with the highest mean over time."""
     if wanted.tuning.measure == "to target":
         return ranked(curves)
-    return sorted(curves, key=lambda curve: -_area(curve))
+    return sorted(curves, key=lambda curve: -area(curve))
 
 
-def _area(curve: Curve) -> float:
+def area(curve: Curve) -> float:
+    """The mean of the metric over time and seeds; negative where lower is better."""
     means = areas([curve], curve.metric)[0].values()
     return fmean(means) * (-1 if curve.lower_is_better else 1)
 
@@ -141,7 +142,7 @@ def choose(wanted: Reproduction, folders: Sequence[RunFolder], out: Path) -> lis
                     "curve": settings.label,
                     "point": json.dumps({name: getattr(algorithm, name) for name in own}),
                     "time_to_target": time_to_target(curve).show("{:.0f}"),
-                    "mean": f"{_area(curve):.4f}",
+                    "mean": f"{area(curve):.4f}",
                     "final": final(curve, curve.metric).show("{:.4f}"),
                     "seeds": " ".join(map(str, curve.seeds)),
                     "chosen": "yes" if curve.label == best and not alike else "",

@@ -75,6 +75,10 @@ class Settings(Section):
         parts = task, self.clients.count, world, algorithm, codec, optimizer, plan
         return task, Simulation(*parts, given=given, executor=executor or self.run.executor)
 
+    def only(self, *seeds: int) -> Self:
+        """It with these seeds, none of which depends on what others there are to be."""
+        return self.model_copy(update={"run": self.run.model_copy(update={"seeds": list(seeds)})})
+
     def to_toml(self) -> str:
         """Every setting, defaults too; a file that can be run again."""
         return tomli_w.dumps(self.model_dump(exclude_none=True))

@@ -28,7 +28,7 @@ _DEFAULTS: Raw = {"task": {"name": "digits"}, "algorithm": {"name": "quafl"}, "c
 
 def load(source: str, overrides: Sequence[str] = ()) -> list[Settings]:
     """The curves of a built-in experiment or a TOML file, with `key=value` overrides laid over all of them."""
-    return curves_of(_read(source), overrides)
+    return curves_of(read(source), overrides)
 
 
 def curves_of(raw: Raw, overrides: Sequence[str] = (), over: Raw | None = None) -> list[Settings]:
@@ -55,7 +55,11 @@ def changes_of(overrides: Sequence[str]) -> Raw:
 
 def load_federation(source: str, overrides: Sequence[str] = ()) -> FederationSettings:
     """A real federation's settings, with `key=value` overrides laid over them."""
-    raw = merged(_read(source), changes_of(overrides))
+    return federation_of(merged(read(source), changes_of(overrides)))
+
+
+def federation_of(raw: Raw) -> FederationSettings:
+    """A real federation's settings, from what a file or a program says."""
     defaults = {**_DEFAULTS, "task": {}, "algorithm": {"name": "quafl", "patience": SERVER_PATIENCE}}
     return _validate(FederationSettings, defaults, raw)
 
@@ -88,7 +92,8 @@ def _presets() -> Any:
     return resources.files("quafl") / "presets"
 
 
-def _read(source: str) -> Raw:
+def read(source: str) -> Raw:
+    """What a file or a built-in experiment says, as it is."""
     if source in builtin():
         text = (_presets() / f"{source}.toml").read_text(encoding="utf-8")
     else:

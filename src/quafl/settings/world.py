@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, field_validator
 from quafl import sim
 from quafl.settings.base import NotNegative, Positive, Section, Share
 from quafl.sim import World
-from quafl.sim.executors import Name
+from quafl.sim.executors import ExecutorName
 from quafl.tasks.precision import Precision
 
 
@@ -88,7 +88,7 @@ class Run(Section):
     potential: bool = False  # record Φ_t
     average: NotNegative = 0.0  # time constant of the average of models that is evaluated and exported; 0: none
     device: str = "cpu"  # or "cuda", "cuda:1": where models, data and messages are
-    executor: Name = "auto"  # how local steps are computed; on a GPU, what a measurement finds fastest
+    executor: ExecutorName = "auto"  # how local steps are computed; on a GPU, what a measurement finds fastest
     precision: Precision = "float32"  # of gradients; models, averages and codecs are float32
 
     @field_validator("device")

@@ -1,29 +1,23 @@
 """One simulated run, from its parts to its rows; it can be left and taken up again, bit for bit."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from math import inf
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 
-from quafl.codec import compressed
 from quafl.codec.coders import coders_for
 from quafl.codec.seams import Codec, Codecs
-from quafl.core.optim import sgd
 from quafl.core.randomness import Generators
 from quafl.core.seams import Algorithm, Optimizer, ServerState, Task, Totals
 from quafl.record.diagnostics import potential
-from quafl.record.evaluations import Diverged, Evaluations, Standing
+from quafl.record.evaluations import Evaluations, Standing
 from quafl.record.rows import Row, is_as_good
+from quafl.sim.checks import check_parts
 from quafl.sim.clock import VirtualClock
-from quafl.sim.executors import Name
 from quafl.sim.fleet import SimulatedFleet
 from quafl.sim.world import World
-from quafl.tasks.precision import Precision
-from quafl.tasks.supervised import Data, Measure, Supervised
 
 MOTIONLESS = 1000  # rounds at the same time, after which a run has no hope of ending
 
@@ -66,6 +60,7 @@ class Simulation:
         given: Mapping[str, Tensor] | None = None,
         executor: str = "auto",
     ) -> None:
+        check_parts(algorithm, codec, optimizer, world)
         if algorithm.sampled > clients:
             raise ValueError(
                 f"sampled is {algorithm.sampled}, there are only {clients} clients; sample at most all of them"
@@ -190,76 +185,3 @@ class Simulation:
         row = self._evaluations.evaluate(self._totals, **more)
         self._evaluated = True
         return row
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What `simulate` returns."""
-
-    rows: list[Row]
-    model: nn.Module
-    best: nn.Module  # of all states evaluated
-
-
-def simulate(
-    *,
-    model: nn.Module,
-    clients: Sequence[Data],
-    algorithm: Algorithm,
-    until: float,
-    codec: Codec | Codecs = compressed(bits=4),  # noqa: B008  # immutable
-    optimizer: Optimizer = sgd(lr=0.1),  # noqa: B008
-    loss: Measure = functional.cross_entropy,
-    metrics: Mapping[str, Measure] | None = None,
-    lower_is_better: bool = False,
-    test: Data | None = None,
-    batch_size: int = 32,
-    world: World = World(),  # noqa: B008
-    evaluations: int = 50,
-    average: float = 0.0,
-    seed: int = 0,
-    device: torch.device | str = "cpu",
-    executor: Name = "auto",
-    precision: Precision = "float32",
-) -> Result:
-    """Train `model` on the clients' data, a pair (inputs, targets) each, for `until` units of virtual time.
-
-    Inputs and targets are tensors, or tuples or dictionaries of them, an example a row. `loss` and `metrics` take a
-    batch's outputs and targets; the best model is chosen by the first metric, the higher the better unless
-    `lower_is_better`. `test` is what the rows are measured on, by default all the clients' data. The module given is
-    not touched: the result holds trained copies. With an `average`, rows and result are of an average of the server's
-    models over time, with that time constant. Models, data and messages are on the `device`. Local steps are taken
-    by the `executor`: "sequential", "vectorised", "graph", or on a GPU the one found fastest ("auto"); gradients are
-    computed in "float32", "tf32" or "bfloat16". Training that leaves the finite numbers raises `Diverged`, which holds
-    the rows so far.
-    """
-    if evaluations < 1:
-        raise ValueError(f"evaluations is {evaluations}, must be at least 1")
-    task = Supervised(
-        model,
-        clients,
-        loss=loss,
-        metrics=metrics,
-        test=test,
-        batch_size=batch_size,
-        seed=seed,
-        device=device,
-        precision=precision,
-    )
-    metric = next(iter(task.metrics), "loss")
-    plan = Plan(
-        until=until,
-        every=until / evaluations,
-        seed=seed,
-        metric=metric,
-        lower_is_better=lower_is_better,
-        average=average,
-    )
-    run = Simulation(task, len(clients), world, algorithm, codec, optimizer, plan, executor=executor)
-    try:
-        for _ in run:
-            pass
-    except Diverged as error:
-        error.rows = run.rows
-        raise
-    return Result(run.rows, *(task.flat.module(shown.model, shown.buffers) for shown in (run.last, run.best)))

@@ -20,6 +20,7 @@ class Flat:
     """
 
     def __init__(self, module: nn.Module, device: torch.device | str = "cpu") -> None:
+        check_module(module)
         self._original = module
         self._device = torch.device(device)
         self._module = deepcopy(module).float()
@@ -101,6 +102,30 @@ class Flat:
     def _flatten(self, tensors: Iterable[Tensor]) -> Tensor:
         parts = [t.reshape(-1) for t in tensors]
         return torch.cat(parts) if parts else torch.empty(0, device=self._device)
+
+
+def check_module(module: nn.Module) -> None:
+    """Whether it is one, and has numbers to learn."""
+    if not isinstance(module, nn.Module):
+        called = isinstance(module, type) and issubclass(module, nn.Module)
+        kind = f"the class {module.__name__}" if isinstance(module, type) else f"a {type(module).__name__}"
+        remedy = f"give an instance: {module.__name__}(…)" if called else "give one, such as torch.nn.Linear(4, 2)"
+        raise TypeError(f"the model is {kind}, must be a torch.nn.Module; {remedy}")
+    for name, parameter in module.named_parameters():
+        if isinstance(parameter, nn.UninitializedParameter):
+            raise ValueError(f"the model's parameter {name} has no shape yet; call the model once with an example")
+        if parameter.is_complex():
+            kind = str(parameter.dtype).removeprefix("torch.")
+            raise ValueError(
+                f"the model's parameter {name} is {kind}, must be real; make two parameters of its parts, and "
+                f"torch.complex of them in forward"
+            )
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        frozen = sum(parameter.numel() for parameter in module.parameters())
+        raise ValueError(
+            f"the model has {frozen} parameters, of which none can be trained; give it some, or set requires_grad of "
+            f"those that are to learn"
+        )
 
 
 def _stop_counting_batches(module: nn.Module) -> None:

@@ -8,11 +8,15 @@ from torch import Tensor
 
 from quafl.core.randomness import derive
 from quafl.tasks import trees
+from quafl.tasks.given import examples
 from quafl.tasks.supervised import Data, take
+
+WHOLE = "the dataset"
 
 
 def iid(data: Data, clients: int, *, seed: int = 0) -> list[Data]:
     """Shuffled and dealt out evenly."""
+    data = examples(data, WHOLE)
     order = torch.randperm(_size(data, clients), generator=_generator(seed))
     return _deal(data, order.tensor_split(clients))
 
@@ -22,7 +26,7 @@ def by_class(data: Data, clients: int, *, pieces: int = 2, seed: int = 0) -> lis
     them at random, and so few classes (McMahan et al., 2017, section 3)."""
     if pieces < 1:
         raise ValueError(f"pieces is {pieces}, must be at least 1")
-    generator = _generator(seed)
+    data, generator = examples(data, WHOLE), _generator(seed)
     shuffled = torch.randperm(_size(data, clients * pieces), generator=generator)
     sorted_pieces = shuffled[data[1][shuffled].argsort(stable=True)].tensor_split(clients * pieces)
     dealt = torch.randperm(clients * pieces, generator=generator).view(clients, pieces)
@@ -31,6 +35,7 @@ def by_class(data: Data, clients: int, *, pieces: int = 2, seed: int = 0) -> lis
 
 def slow_classes(data: Data, clients: int, *, slow: int, classes: Sequence[int], seed: int = 0) -> list[Data]:
     """The last `slow` clients hold the given classes, shuffled and dealt out evenly; the others hold the rest."""
+    data = examples(data, WHOLE)
     _size(data, clients)
     if not 0 < slow < clients:
         raise ValueError(
@@ -39,12 +44,12 @@ def slow_classes(data: Data, clients: int, *, slow: int, classes: Sequence[int],
     order = torch.randperm(len(data[1]), generator=_generator(seed))
     theirs = torch.isin(data[1][order], torch.tensor(list(classes)))
     sides = (order[~theirs], clients - slow), (order[theirs], slow)
-    for examples, hands in sides:
-        if len(examples) < hands:
+    for part, hands in sides:
+        if len(part) < hands:
             raise ValueError(
-                f"classes {list(classes)} leave {len(examples)} examples for {hands} clients; choose other classes"
+                f"classes {list(classes)} leave {len(part)} examples for {hands} clients; choose other classes"
             )
-    return _deal(data, [hand for examples, hands in sides for hand in examples.tensor_split(hands)])
+    return _deal(data, [hand for part, hands in sides for hand in part.tensor_split(hands)])
 
 
 def dirichlet(data: Data, clients: int, *, alpha: float, seed: int = 0) -> list[Data]:
@@ -52,6 +57,7 @@ def dirichlet(data: Data, clients: int, *, alpha: float, seed: int = 0) -> list[
     classes a client has. Whoever would get nothing gets an example of who has most."""
     if not alpha > 0:
         raise ValueError(f"alpha is {alpha}, must be positive")
+    data = examples(data, WHOLE)
     order = torch.randperm(_size(data, clients), generator=_generator(seed))
     hands: list[list[int]] = [[] for _ in range(clients)]
     proportions = np.random.default_rng(derive(seed, "partition"))
@@ -68,6 +74,7 @@ def dirichlet(data: Data, clients: int, *, alpha: float, seed: int = 0) -> list[
 
 def by_user(data: Data, users: Tensor, clients: int, *, seed: int = 0) -> list[Data]:
     """The users, each with all its examples, shuffled and dealt out evenly: disjoint people for every client."""
+    data, users = examples(data, WHOLE), torch.as_tensor(users)
     names = users.unique()
     if not 0 < clients <= len(names):
         raise ValueError(f"cannot deal {len(names)} users out to {clients} clients, each with at least one")
@@ -76,10 +83,10 @@ def by_user(data: Data, users: Tensor, clients: int, *, seed: int = 0) -> list[D
 
 
 def _size(data: Data, parts: int) -> int:
-    examples = trees.size(data[0])
-    if parts < 1 or parts > examples:
-        raise ValueError(f"cannot cut {examples} examples into {parts} parts, each with at least one")
-    return examples
+    size = trees.size(data[0])
+    if parts < 1 or parts > size:
+        raise ValueError(f"cannot cut {size} examples into {parts} parts, each with at least one")
+    return size
 
 
 def _generator(seed: int) -> torch.Generator:

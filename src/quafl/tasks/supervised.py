@@ -9,13 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from quafl.core.checks import check_whole
 from quafl.core.counter import Draws, key_from, permuted, subkey
 from quafl.core.messages import Buffers, Model
 from quafl.core.randomness import derive
 from quafl.core.seams import Ids, Score
-from quafl.tasks import trees
+from quafl.tasks import given, trees
 from quafl.tasks.flat import Call, Flat
-from quafl.tasks.precision import PRECISIONS, Precision, arithmetic, mixed
+from quafl.tasks.precision import PRECISIONS, Precision, arithmetic, drawing_from, mixed
 from quafl.tasks.trees import Tree
 
 Data: TypeAlias = tuple[Tree, Tree]  # inputs and targets: tensors, or tuples or dictionaries of them, an example a row
@@ -74,20 +75,19 @@ class Supervised:
     ) -> None:
         if precision not in PRECISIONS:
             raise ValueError(f"precision is {precision!r}, must be one of {', '.join(PRECISIONS)}")
-        if batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size}, must be at least 1")
-        if not clients:
-            raise ValueError("there are no clients; give at least one")
+        check_whole("batch_size", batch_size, 1)
         if metrics is not None and {"loss", "train_loss"} & metrics.keys():
             raise ValueError("a metric is called loss or train_loss, which are reported anyway; choose another name")
-        self._device, self.precision = torch.device(device), precision
+        self._device, self.precision = given.usable(device), precision
         self.flat = Flat(module, self._device)
-        self.metrics = {"accuracy": accuracy} if metrics is None else metrics
-        self._sizes = torch.tensor([_examples(client, data) for client, data in enumerate(clients)])
+        hands = given.hands(clients)
+        self._sizes = torch.tensor([trees.size(targets) for _, targets in hands])
         self._starts = self._sizes.cumsum(0) - self._sizes  # of each client's examples among all
-        self._all = _to(_join(clients), self._device)
         self._loss = loss
-        self._test = _to(test, self._device) if test else self._all
+        whole = _to(_join(hands), self._device)
+        judged = whole if test is None else _to(given.examples(test, "the test data"), self._device)
+        self._all, self._test = self._tried(whole, judged)
+        self.metrics = ({} if _is_real(whole[1]) else {"accuracy": accuracy}) if metrics is None else metrics
         self._sample = take(self._all, _sample(int(self._sizes.sum())).to(self._device))
         self._batch_size = batch_size
         self._augment = augment
@@ -97,7 +97,26 @@ class Supervised:
         self._shuffling, self._changing = key_from(derive(seed, "data")), key_from(derive(seed, "steps"))
         mine = self._sizes, self._starts, self._shuffling, self._changing
         self._there = [tensor.to(self._device) for tensor in mine]  # what batches are made from, on the device
-        self._orders = lru_cache(maxsize=2 * len(clients))(self._orders_of)
+        self._orders = lru_cache(maxsize=2 * len(hands))(self._orders_of)
+
+    def _tried(self, whole: Data, test: Data) -> tuple[Data, Data]:
+        """All the clients' data and the test data, as the model takes them, if it does and there is a loss of them."""
+        two = (torch.arange(2) % self._sizes[0]).to(self._device)
+        some = (torch.arange(2) % trees.size(test[1])).to(self._device)
+        precisely = arithmetic(self.precision, self._device), drawing_from(0, self._device)
+        with precisely[0], precisely[1], torch.enable_grad(), mixed(self.precision, self._device):
+            module = self.flat.at(*self.flat.initial())
+            _, test = given.as_the_model_takes_it(module, test, some)
+            outputs, whole = given.as_the_model_takes_it(module, whole, two)
+            if given.is_class_loss(self._loss):
+                given.check_classes(self._loss, outputs, whole[1], self._whose)
+                given.check_classes(self._loss, outputs, test[1], lambda row: "the test data")
+            given.check_loss(self._loss, outputs, take(whole, two)[1])
+        return whole, test
+
+    def _whose(self, row: int) -> str:
+        """Whose example it is, of all."""
+        return f"client {int(torch.searchsorted(self._starts, row, right=True)) - 1}"
 
     def initial(self) -> tuple[Model, Buffers]:
         """The module as it was given."""
@@ -115,9 +134,8 @@ class Supervised:
 
     def gradient(self, model: Model, buffers: Buffers, batch: Examples) -> tuple[Model, Buffers]:
         """Of the loss on the batch, for a single client."""
-        gpu = [self._device] if self._device.type == "cuda" else []
-        with arithmetic(self.precision, self._device), torch.random.fork_rng(devices=gpu):
-            torch.manual_seed(int(batch.key[0]))  # for what a module draws by other means than dropout layers
+        drawn = int(batch.key[0])  # for what a module draws by other means than dropout layers
+        with arithmetic(self.precision, self._device), drawing_from(drawn, self._device):
             return self.flat.gradient(model, buffers, batch.key, lambda module: self._loss_of(module, batch))
 
     def same_shape(self, ids: Ids) -> Tensor:
@@ -167,7 +185,9 @@ class Supervised:
 
     def _score(self, module: nn.Module) -> Score:
         outputs, targets = self._outputs(module, self._test), self._test[1]
-        score = {name: measure(outputs, targets) for name, measure in {"loss": self._loss, **self.metrics}.items()}
+        score = {"loss": self._loss(outputs, targets)}
+        for name, measure in self.metrics.items():
+            score[name] = given.number_of(name, measure(outputs, targets), self._device)
         score["train_loss"] = self._loss(self._outputs(module, self._sample), self._sample[1])
         if self._per_client:
             score |= self._on_own_data(module)
@@ -223,14 +243,9 @@ def _join(parts: Sequence[Data]) -> Data:
     return trees.join([inputs for inputs, _ in parts]), trees.join([targets for _, targets in parts])
 
 
-def _examples(client: int, data: Data) -> int:
-    inputs, targets = map(trees.size, data)
-    if inputs != targets or inputs == 0:
-        raise ValueError(
-            f"client {client} has {inputs} inputs and {targets} targets; "
-            f"give every client as many of one as of the other, and at least one"
-        )
-    return inputs
+def _is_real(targets: Tree) -> bool:
+    """Numbers of no class."""
+    return isinstance(targets, Tensor) and targets.is_floating_point()
 
 
 def _sample(examples: int) -> Tensor:

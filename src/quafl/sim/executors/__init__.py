@@ -3,7 +3,7 @@
 A new way for lanes is an engine, one file like `groups`, and a line in `choice`.
 """
 
-from quafl.sim.executors.choice import Choice, Executor, Name
+from quafl.sim.executors.choice import Choice, Executor, ExecutorName
 from quafl.sim.executors.sequential import Sequential
 
-__all__ = ["Choice", "Executor", "Name", "Sequential"]
+__all__ = ["Choice", "Executor", "ExecutorName", "Sequential"]

@@ -34,7 +34,7 @@ from quafl.tasks.files import cache_folder
 
 _log = logging.getLogger(__name__)
 
-Name: TypeAlias = Literal["auto", "sequential", "vectorised", "graph"]
+ExecutorName: TypeAlias = Literal["auto", "sequential", "vectorised", "graph"]
 MEASURED = "executors.json"  # what was found fastest, in the user's cache
 TRIED = 2  # clients, and steps of each, on which an executor must agree with the sequential one
 AGREEMENT = 0.5  # relative: it must be the same computation; Adam makes large steps of rounding errors, too
@@ -64,8 +64,8 @@ class Choice:
     typical: Callable[[], Counts]
 
     def make(self, name: str) -> Executor:
-        """One of a `Name`, or the very one that had this name before. What cannot be executed as asked is executed one
-        client after another, and one line says why."""
+        """An `ExecutorName`, or the very one that had this name before. What cannot be executed as asked is executed
+        one client after another, and one line says why."""
         if name == "sequential" or (name == "auto" and not self._on_gpu):
             return Sequential(self.task, self.optimizer, self.direction)
         try:

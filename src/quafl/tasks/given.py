@@ -1,0 +1,227 @@
+"""What people give: their data as tensors, their model and loss tried out on two examples. What cannot be used is said
+in a sentence, with the number of the client whose it is.
+
+Numpy arrays and lists are taken, and float64 as float32. Octets that the model itself cannot take are pictures, and are
+scaled to 0..1.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from quafl.tasks import trees
+from quafl.tasks.trees import Tree
+
+Pair: TypeAlias = tuple[Tree, Tree]  # inputs and targets
+PAIR = "a pair (inputs, targets) with an example a row"
+
+
+def usable(device: torch.device | str) -> torch.device:
+    """A device that PyTorch has here."""
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise ValueError(
+            f"device is {str(device)!r}, must be one that PyTorch can use here ({_line(error)}); 'cpu' always is"
+        ) from error
+
+
+def listed(clients: Any) -> list[Any]:
+    """The clients, of whatever can be gone through."""
+    if isinstance(clients, Mapping):
+        raise TypeError("clients is a dictionary, must be a list; give list(clients.values())")
+    if not isinstance(clients, Iterable):
+        raise TypeError(f"clients is {clients!r}, must be a list, with {PAIR} for each client")
+    return list(clients)
+
+
+def hands(clients: Any) -> list[Pair]:
+    """Every client's data, alike in all but their number."""
+    found = [examples(data, f"client {number}") for number, data in enumerate(listed(clients))]
+    if not found:
+        raise ValueError("there are no clients; give at least one")
+    form = _form(found[0])
+    for number, data in enumerate(found):
+        if _form(data) != form:
+            raise ValueError(
+                f"client {number} has {_said(data)}, client 0 has {_said(found[0])}; give every client the same kinds "
+                f"and shapes"
+            )
+    return found
+
+
+def examples(data: Any, whose: str) -> Pair:
+    """Inputs and targets as tensors, as many of one as of the other."""
+    if not isinstance(data, tuple | list) or len(data) != 2:
+        kind = f"{len(data)} things" if isinstance(data, tuple | list) else f"a {type(data).__name__}"
+        raise TypeError(f"{whose} is {kind}, must be {PAIR}; quafl.tasks.partition deals a dataset out to clients")
+    inputs, targets = _tensors(data[0], f"{whose}'s inputs"), _tensors(data[1], f"{whose}'s targets")
+    try:
+        sizes = trees.size(inputs), trees.size(targets)
+    except ValueError as error:
+        raise ValueError(f"{whose}: {error}") from None
+    if sizes[0] != sizes[1] or sizes[0] == 0:
+        raise ValueError(
+            f"{whose} has {sizes[0]} inputs and {sizes[1]} targets; "
+            f"give as many of one as of the other, and at least one"
+        )
+    return inputs, trees.change(targets, _numbers)
+
+
+def _numbers(targets: Tensor) -> Tensor:
+    """Class numbers of whatever kind."""
+    whole = not targets.is_floating_point() and not targets.is_complex() and targets.dtype != torch.bool
+    return targets.to(torch.int64) if whole else targets
+
+
+def _tensors(tree: Any, whose: str) -> Tree:
+    """A tuple or dictionary has parts; a list has examples."""
+    if isinstance(tree, Mapping):
+        return {name: _tensor(part, whose) for name, part in tree.items()}
+    return tuple(_tensor(part, whose) for part in tree) if isinstance(tree, tuple) else _tensor(tree, whose)
+
+
+def _tensor(value: Any, whose: str) -> Tensor:
+    try:
+        tensor = _as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(
+            f"{whose} are a {type(value).__name__} that is no tensor ({_line(error)}); give a tensor or a numpy array "
+            f"of numbers, with an example a row"
+        ) from error
+    if not tensor.ndim:
+        raise ValueError(f"{whose} are a single number, must have an example a row")
+    return tensor.to(torch.float32) if tensor.is_floating_point() else tensor
+
+
+def _as_tensor(value: Any) -> Tensor:
+    if isinstance(value, Tensor):
+        return value.detach()
+    if isinstance(value, list) and value and all(isinstance(one, Tensor) for one in value):
+        return torch.stack(value)
+    if not isinstance(value, list) and not hasattr(value, "__array__"):
+        raise TypeError("not an array")
+    array = np.asarray(value)
+    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
+        array = array.astype(np.int64)  # torch has little for them
+    return torch.from_numpy(np.ascontiguousarray(array) if array.flags.writeable else array.copy())
+
+
+def is_class_loss(loss: Any) -> bool:
+    """Whether its targets are numbers of classes."""
+    return loss is functional.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
+
+
+def as_the_model_takes_it(module: Callable[..., Any], data: Pair, few: Tensor) -> tuple[Tree, Pair]:
+    """Outputs for a few of the examples, and the data: as they are, or with their octets as numbers from 0 to 1."""
+    inputs, targets = data
+    some = trees.change(inputs, lambda tensor: tensor[few])
+    try:
+        return trees.call(module, some), data
+    except Exception as error:  # of a model that nobody here has seen before
+        scaled = trees.change(some, _scaled)
+        try:
+            outputs = trees.call(module, scaled)
+        except Exception:
+            raise ValueError(
+                f"the model cannot take inputs that are {_kinds(some)} each ({_line(error)}); change one to suit the "
+                f"other"
+            ) from error
+        return outputs, (trees.change(inputs, _scaled), targets)
+
+
+def _scaled(tensor: Tensor) -> Tensor:
+    return tensor.float() / 255 if tensor.dtype == torch.uint8 else tensor
+
+
+def check_loss(loss: Any, outputs: Tree, targets: Tree) -> None:
+    """Whether it gives a number that one can learn from."""
+    if isinstance(loss, type) or not callable(loss):
+        kind = f"the class {loss.__name__}, of which to give an instance" if isinstance(loss, type) else repr(loss)
+        raise TypeError(f"the loss is {kind}; it must be a function of outputs and targets")
+    try:
+        value = loss(outputs, targets)
+    except Exception as error:  # likewise
+        raise ValueError(
+            f"the loss cannot be computed from outputs that are {_kinds(outputs)} and targets that are "
+            f"{_kinds(targets)} ({_line(error)}); give a loss(outputs, targets) that suits them"
+        ) from error
+    if not isinstance(value, Tensor):
+        raise TypeError(f"the loss gives a {type(value).__name__}, must give a tensor; compute it by torch's functions")
+    if value.ndim:
+        raise ValueError(
+            f"the loss gives a tensor of shape {tuple(value.shape)}, must give one number; take its mean over the batch"
+        )
+    if not value.requires_grad:
+        raise ValueError(
+            "the loss does not depend on the model's parameters; compute it from the outputs by torch's own functions"
+        )
+
+
+def check_classes(loss: Any, outputs: Tree, targets: Tree, whose: Callable[[int], str]) -> None:
+    """Whether targets are numbers of classes that the model has outputs for; or a share of each class. `whose` says to
+    whom an example belongs."""
+    if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor) or outputs.ndim < 2:
+        return
+    classes, kind = outputs.shape[1], f"{_kinds(targets)} each, for outputs that are {_kinds(outputs)}"
+    if targets.is_floating_point():
+        if targets.shape[1:] != outputs.shape[1:]:
+            raise ValueError(
+                f"the targets are {kind}: cross_entropy takes numbers of classes; give targets.long(), or for other "
+                f"numbers another loss, such as torch.nn.functional.mse_loss"
+            )
+        return
+    if targets.ndim != outputs.ndim - 1:
+        raise ValueError(
+            f"the targets are {kind}: cross_entropy takes the number of a class for each; give targets.argmax(1) where "
+            f"there is a column for every class, or targets.squeeze(1) where there is one column"
+        )
+    ignored = targets == getattr(loss, "ignore_index", -100)
+    strange = ((targets < 0) | (targets >= classes)) & ~ignored
+    if strange.any():
+        row = int(strange.flatten(1).any(1).nonzero()[0] if strange.ndim > 1 else strange.nonzero()[0])
+        label = int(targets[row][strange[row]].flatten()[0])
+        raise ValueError(
+            f"{whose(row)} has the label {label}, the model has {classes} outputs; labels must be from 0 to "
+            f"{classes - 1}, or the model have more outputs"
+        )
+
+
+def number_of(name: str, value: Any, device: torch.device) -> Tensor:
+    """What a measure gives."""
+    number = torch.as_tensor(value, dtype=torch.float64, device=device)
+    if number.ndim:
+        raise ValueError(f"the metric {name!r} gives a tensor of shape {tuple(number.shape)}, must give one number")
+    return number
+
+
+def _leaves(tree: Tree) -> list[tuple[str, Any, tuple[int, ...]]]:
+    """Name, kind and shape of an example."""
+    if isinstance(tree, Mapping):
+        named = {f"{name}: ": part for name, part in tree.items()}
+    else:
+        named = {f"{n}: ": part for n, part in enumerate(tree)} if isinstance(tree, tuple | list) else {"": tree}
+    return [
+        (name, part.dtype, tuple(part.shape[1:])) if isinstance(part, Tensor) else (name, type(part).__name__, ())
+        for name, part in sorted(named.items())
+    ]
+
+
+def _form(data: Pair) -> Any:
+    return _leaves(data[0]), _leaves(data[1])
+
+
+def _said(data: Pair) -> str:
+    return f"inputs that are {_kinds(data[0])} and targets that are {_kinds(data[1])}"
+
+
+def _kinds(tree: Tree) -> str:
+    return ", ".join(f"{name}{str(dtype).removeprefix('torch.')} {shape}" for name, dtype, shape in _leaves(tree))
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
