@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 SHARE = 0.05  # of the time, at most, goes into checkpoints
 GLANCE = 0.5  # seconds between two looks at whether to stop
-FORMAT = 3  # of checkpoints
+FORMAT = 4  # of checkpoints
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from torch.nn import functional
 from quafl.core.counter import Draws, key_from, permuted, subkey
 from quafl.core.messages import Buffers, Model
 from quafl.core.randomness import derive
-from quafl.core.seams import Ids, Score
+from quafl.core.seams import Ids, Score, Shapes
 from quafl.tasks import trees
 from quafl.tasks.flat import Call, Flat
 from quafl.tasks.precision import PRECISIONS, Precision, arithmetic, mixed
@@ -102,6 +102,10 @@ class Supervised:
     def initial(self) -> tuple[Model, Buffers]:
         """The module as it was given."""
         return self.flat.initial()
+
+    def layout(self) -> tuple[Shapes, Shapes]:
+        """The module's tensors."""
+        return self.flat.layout()
 
     def batch(self, client: int, step: int) -> Examples:
         """Full batches only: the remainder of an epoch is left out, a different one each time."""
