@@ -20,6 +20,7 @@ from quafl.cli import app
 from quafl.record import checkpoints
 from quafl.record.rows import read_rows
 from quafl.record.summary import RecordError
+from quafl.run.folders import prepare, reopen
 from quafl.run.jobs import Job, compute
 from quafl.run.pool import places
 from quafl.settings.reading import load
@@ -66,6 +67,7 @@ def test_a_run_folder_holds_settings_rows_versions_and_models(two_curves: Path) 
     for name in "quafl", "fedavg":
         folder = two_curves / name
         assert {path.name for path in folder.iterdir()} == {
+            "in-use",
             "settings.toml",
             "rows.csv",
             "seconds.json",
@@ -120,6 +122,64 @@ def test_an_earlier_run_is_not_overwritten_unasked(two_curves: Path) -> None:
     assert done.exit_code == 2
     assert "already holds a run; choose another --out, add --overwrite" in " ".join(done.output.split())
     assert (two_curves / "quafl" / "rows.csv").read_bytes() == before
+
+
+def test_overwriting_leaves_nothing_of_the_earlier_run(tmp_path: Path) -> None:
+    (tmp_path / "three.toml").write_text('run = { seeds = [0] }\n[curves."A"]\n[curves."B"]\n[curves."C"]\n')
+    a, b, c = load(str(tmp_path / "three.toml"))
+    out = tmp_path / "out"
+
+    def runs() -> list[str]:
+        return sorted(path.parent.relative_to(out).as_posix() for path in out.rglob("settings.toml"))
+
+    prepare([a, b], out, overwrite=False)
+    (out / "report.html").write_text("of A and B")
+    (out / "report.png").write_bytes(b"of A and B")
+    (out / "b" / "checkpoint-seed0.pt").write_bytes(b"of B")
+    (out / "a" / "notes.txt").write_text("mine")
+    prepare([a, c], out, overwrite=True)
+    assert runs() == ["a", "c"]
+    assert not list(out.glob("report*"))
+    assert not (out / "b").exists()
+    prepare([c], out, overwrite=True)
+    assert runs() == ["."]
+    assert (out / "a" / "notes.txt").exists()  # which is nobody else's to delete
+
+
+def test_overwriting_does_not_replace_runs_of_their_own_in_folders_below(tmp_path: Path) -> None:
+    (one,) = load("demo", ["run.seeds=[0]"])[:1]
+    for place in "other", "paper/figure":
+        prepare([one], tmp_path / "runs" / place, overwrite=False)
+    for earlier in False, True:  # a run in the folder itself changes nothing
+        with pytest.raises(RecordError, match=r"runs holds runs of their own, such as .*other, which --overwrite does"):
+            prepare([one], tmp_path / "runs", overwrite=True)
+        shutil.copy(tmp_path / "runs" / "other" / "settings.toml", tmp_path / "runs")
+    assert len(list(tmp_path.rglob("settings.toml"))) == 3
+
+
+def test_a_run_in_folders_further_below_is_not_taken_for_the_one_to_continue(tmp_path: Path) -> None:
+    prepare(load("demo")[:2], tmp_path / "runs" / "demo", overwrite=False)
+    with pytest.raises(RecordError, match=r"holds no run to continue; there is one in .*runs/demo$"):
+        reopen(tmp_path)
+    assert len(reopen(tmp_path / "runs" / "demo")) == 2
+
+
+def test_a_folder_is_one_process_s_at_a_time(tmp_path: Path) -> None:
+    (tmp_path / "long.toml").write_text("run = { until = 1e7, every = 5.0, seeds = [0] }")
+    command = [sys.executable, "-m", "quafl.cli", "run", "long.toml", "--out", "out", "--checkpoint-every", "0"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            wait_for_file(tmp_path, "checkpoint-seed0.pt")
+            again = ["run", str(tmp_path / "long.toml"), "--out", str(tmp_path / "out"), "--overwrite"]
+            for arguments in (again, ["run", "--resume", str(tmp_path / "out")]):
+                done = CliRunner().invoke(app, arguments)
+                assert done.exit_code == 2
+                assert "out is in use by another process; wait until that has ended, or choose another --out" in (
+                    " ".join(done.output.split())
+                )
+            assert (tmp_path / "out" / "checkpoint-seed0.pt").exists()  # it is left as it was
+        finally:
+            process.kill()
 
 
 def test_a_run_that_diverges_ends_with_a_sentence_and_the_rows_so_far(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ import safetensors.torch
 import typer
 
 from quafl.cli.results import conclude, work_off
-from quafl.cli.terminal import REPORT, Changes, Jobs, complain, console, one_sentence
+from quafl.cli.terminal import Changes, Jobs, complain, console, one_sentence
 from quafl.record.files import write_atomically
-from quafl.record.summary import read_curve, read_curves
+from quafl.record.summary import REPORT, read_curve, read_curves
 from quafl.run.folders import prepare, reopen, trained_model
 from quafl.settings.base import SettingsError
 from quafl.settings.curve import Settings

@@ -14,7 +14,6 @@ from quafl.tasks import DataError
 
 console = Console()
 
-REPORT = "report.html"
 Changes = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of every curve, e.g. algorithm.lr=0.2."),

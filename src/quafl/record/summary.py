@@ -14,6 +14,7 @@ from quafl.record.rows import Row, by_seed, read_rows
 
 SETTINGS, ROWS, VERSIONS = "settings.toml", "rows.csv", "versions.json"  # in a run folder
 HISTORY = "history.jsonl"  # in that of a federation
+REPORT = "report.html"  # beside the curves
 
 
 class RecordError(Exception):
