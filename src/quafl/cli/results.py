@@ -13,7 +13,7 @@ from quafl.record import plots
 from quafl.record import report as reporting
 from quafl.record.files import write_atomically
 from quafl.record.rows import Row
-from quafl.record.summary import Curve, RecordError, ranked, sent, verdict
+from quafl.record.summary import Curve, RecordError, check_showable, ranked, sent, verdict
 from quafl.run.folders import RunFolder
 from quafl.run.jobs import Job, News
 from quafl.run.pool import Interrupted, run
@@ -104,10 +104,14 @@ def conclude(curves: list[Curve], page: Path) -> None:
     """The closing table, who came first, and the page."""
     if page.suffix == ".png":
         raise RecordError(f"--out is {page}, which is where the picture beside the page goes; name it .html")
+    check_showable(curves)
     curves = ranked(curves)
     headings, lines = reporting.table(curves)
     table = Table(
-        title="Mean ± standard deviation over seeds", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True
+        title=f"Mean ± standard deviation over {reporting.seeds_of(curves)}",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
     )
     for number, heading in enumerate(headings[: 1 + reporting.BRIEF]):
         table.add_column(heading, justify="right" if number else "left", no_wrap=True)

@@ -91,7 +91,8 @@ def export(
 def report(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR…", help="Folders that 'quafl run' wrote.")],
     out: Annotated[Path | None, typer.Option(help="The page; by default report.html in the first folder.")] = None,
+    target: Annotated[float | None, typer.Option(help="Of the metric, in place of what the settings say.")] = None,
 ) -> None:
     """Show recorded runs: a table here, and a page with the curves."""
     with one_sentence():
-        conclude(read_curves(folders), out or folders[0] / REPORT)
+        conclude(read_curves(folders, target), out or folders[0] / REPORT)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from quafl.record.files import LOCK, alone, write_atomically
 from quafl.record.rows import Row, by_seed, read_rows, write_rows
-from quafl.record.summary import REPORT, ROWS, SETTINGS, VERSIONS, RecordError, RunError
+from quafl.record.summary import REPORT, ROWS, SETTINGS, VERSIONS, RecordError, RunError, different
 from quafl.run.jobs import Job, Outcome, Which, take_up
 from quafl.run.versions import SITTING, UNKNOWN, joined, versions
 from quafl.settings.base import SettingsError
@@ -263,12 +263,9 @@ def _check_distinct(folders: Sequence[RunFolder]) -> None:
         )
 
 
-def _different(one: Any, other: Any, path: str = "") -> list[str]:
+def _different(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
     """The settings that are not the same, apart from the seeds."""
-    if not isinstance(one, dict) or not isinstance(other, dict):
-        return [] if one == other or path == "run.seeds" else [path]
-    keys = dict.fromkeys([*one, *other])
-    return [name for key in keys for name in _different(one.get(key), other.get(key), f"{path}.{key}".lstrip("."))]
+    return [name for name in different(one, other) if name != "run.seeds"]
 
 
 def reopen(out: Path) -> list[RunFolder]:
