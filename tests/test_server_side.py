@@ -548,8 +548,34 @@ def test_a_client_from_which_nothing_finite_comes_is_left_out() -> None:
     made.puppet("a", lambda octets: to_bytes(Broken(ticket_of(octets))))
     for _ in range(3):
         assert made.round().failed == [0]
-    assert "a is left out for 1000 s: 3 answers that were not finite" in made.server.said
+    assert made.server.said[-1].startswith("a is left out for 1000 s: 3 answers that were not finite")
     assert made.machine.totals.broken == 3
+
+
+def test_answers_without_a_step_do_not_make_up_for_steps_that_were_not_finite() -> None:
+    """Such a client was contacted for ever: each of its empty answers was taken for a good one."""
+    made = stage(limits=replace(PATIENT, silence=1e9, exclusion=1000.0))
+    said, steps = iter(range(1000)), 0
+
+    def says(octets: bytes) -> bytes:
+        broken = next(said) % 6 == 5 and not steps
+        return to_bytes(Broken(ticket_of(octets))) if broken else reply_to(octets, ZERO, steps=steps)
+
+    made.puppet("a", says)
+    for _ in range(3 * 6):
+        made.round()
+    assert made.live() == []
+    (left_out,) = (said for said in made.server.said if said.startswith("a is left out"))
+    assert left_out.startswith("a is left out for 1000 s: 3 answers that were not finite; look at its data")
+    made.run(1001.0)
+    for _ in range(6):
+        made.round()
+    assert made.server.said[-1].startswith("a is left out for 2000 s")  # at its next one
+    assert made.checkpoint().state["members"]["a"]["broken"] == 4
+    made.run(2001.0)
+    steps = 1
+    made.round()
+    assert made.member("a").broken == 0
 
 
 def test_a_client_that_refuses_again_and_again_is_left_out() -> None:

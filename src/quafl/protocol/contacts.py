@@ -230,10 +230,7 @@ class Contacts(Debts):
                 member.repairs = -MOST_REPAIRS
                 yield from self._whole(member, question)
             case Broken():
-                self.totals.broken += 1
-                self._lose(member)
-                self._say(WARNING, "%s, round %d: its progress was not finite", member.name, question.round)
-                self._strike(member, "answers that were not finite")
+                self._hear_broken(member, question)
             case Idle() | Reply() if member.judging == ticket:
                 yield Until(lambda: member.judging != ticket)  # said again while the first is being taken
             case Idle() | Reply():
@@ -247,13 +244,21 @@ class Contacts(Debts):
                     if member.judging == ticket:
                         member.judging = b""
 
+    def _hear_broken(self, member: Member, question: Question) -> None:
+        """That it has come to what is no number."""
+        self.totals.broken += 1
+        self._lose(member)
+        self._say(WARNING, "%s, round %d: its progress was not finite", member.name, question.round)
+        if self.members.broke(member, self.now):
+            self._left_out(member, "answers that were not finite; look at its data, or try a smaller lr")
+
     def _hear_idle(self, member: Member, question: Question) -> Flow:
         """That it has nothing to answer: written down, and only then taken."""
         if self._algorithm.records.idle:
             raise WireError("says that it has taken no step, and has to answer all the same")
         yield from self._write(Idled(member.name, question.ticket.hex(), member.whole))
         if member.owes == question.ticket:  # else nobody waits for it any more
-            self.members.well_done(member, self.now - question.asked_at)
+            self.members.well_done(member, self.now - question.asked_at, steps=0)
             self._take_idle(member)
 
     def _hear_reply(self, member: Member, question: Question, message: Reply, octets: Octets) -> Flow:
@@ -269,7 +274,7 @@ class Contacts(Debts):
         if member.owes == ticket:  # else nobody waits for it any more
             seconds = member.seconds if member.accepted else self.now - question.asked_at
             self._take(member, question, opinion, octets)
-            self.members.well_done(member, seconds)
+            self.members.well_done(member, seconds, message.steps)
 
     def _take(self, member: Member, question: Question, opinion: Opinion, octets: Octets) -> None:
         """It owes nothing any more."""

@@ -352,7 +352,7 @@ class ServerSide(Contacts):
         assert isinstance(message, Reply)
         opinion = yield Compute(lambda: self._judge.read(message, spoken, replay(known), inf))  # it was believed
         self._take(member, question, opinion, octets)
-        self.members.well_done(member, member.seconds)
+        self.members.well_done(member, member.seconds, message.steps)
 
 
 def past_after(past: bytes, entry: Looked | Gave) -> bytes:
