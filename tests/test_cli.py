@@ -375,6 +375,13 @@ def test_a_model_that_is_not_finite_from_the_start_is_said_to_be_so(tmp_path: Pa
     assert sentence.startswith("quafl: run, seed 0: the loss of the initial model is inf")
 
 
+def test_a_metric_that_does_not_exist_is_one_sentence(tmp_path: Path) -> None:
+    arguments = ["run", "demo", "--out", str(tmp_path), "--only", "QuAFL", "--set", "run.metric=acuracy", "-j", "1"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 2
+    assert "the metric is 'acuracy', the task measures loss, accuracy, train_loss; choose" in done.stderr
+
+
 def test_export_writes_the_best_or_last_model_as_a_state_dict(two_curves: Path, tmp_path: Path) -> None:
     for which in "best", "last":
         out = tmp_path / f"{which}.safetensors"

@@ -436,6 +436,22 @@ def test_a_run_folder_that_does_not_fit_is_refused_with_one_sentence(
     assert {path.name for path in tmp_path.iterdir()} == {"checkpoints", "journal.bin"}  # it is left as it was
 
 
+@pytest.mark.parametrize("wrong", [{"metric": "acuracy"}, {"metric": "auc", "stop_at_target": True}], ids=str)
+def test_a_metric_that_the_server_does_not_measure_is_refused_before_anybody_is_heard(
+    tmp_path: Path, wrong: dict[str, object]
+) -> None:
+    algorithm = {"name": "quafl", "lr": 0.1, "patience": 5.0}
+    settings = FederationSettings.model_validate(
+        {"task": {"make": "quafl.tasks.demo:digits_of"}, "algorithm": algorithm, "run": wrong}
+    )
+    loop = Loop("carrier")
+    try:
+        with pytest.raises(RunError, match=r"the metric is 'a\w+', the task measures loss, accuracy; choose one of"):
+            ServerRun(Nobody(), loop, settings, tmp_path, Event())
+    finally:
+        loop.close()
+
+
 class Nobody:
     """A carrier to nowhere."""
 

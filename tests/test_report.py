@@ -81,9 +81,23 @@ def test_lower_is_better_where_the_settings_say_so_and_for_the_loss() -> None:
     distance = curve("QuAFL", [4.0, 0.9, 0.5], [4.0, 3.0, 0.7])
     settings = {**distance.settings, "run": {**distance.settings["run"], "lower_is_better": True}}
     assert time_to_target(replace(distance, settings=settings)).values == (20.0, 20.0)
-    settings = {**QUICK.settings, "run": {**QUICK.settings["run"], "metric": "no such column", "target": 1.3}}
-    assert replace(QUICK, settings=settings).metric == "loss"
+    settings = {**QUICK.settings, "run": {**QUICK.settings["run"], "metric": "loss", "target": 1.3}}
     assert time_to_target(replace(QUICK, settings=settings)).values == (10.0, 10.0)  # 2 − accuracy ≤ 1.3
+
+
+def test_a_target_is_not_taken_for_one_of_the_loss_that_stands_in_for_the_metric() -> None:
+    rows = {seed: [{**row, "loss": 0.1} for row in rows] for seed, rows in QUICK.seeds.items()}
+    bare = {seed: [{k: v for k, v in row.items() if k != "accuracy"} for row in some] for seed, some in rows.items()}
+    loss = replace(QUICK, seeds=bare)
+    assert loss.metric == "loss"
+    assert time_to_target(loss).values == ()
+    assert verdict([loss]) == (
+        "There is no accuracy, and no target for the loss: set run.metric and run.target, or --target."
+    )
+    assert table([loss])[0][2] == "time to target"
+    assert table([loss])[1][0][2] == "–"
+    assert "There is no accuracy" in page([loss])
+    assert time_to_target(replace(loss, goal=0.2)).values == (0.0, 0.0)
 
 
 def test_seeds_that_are_missing_count_as_never(tmp_path: Path) -> None:

@@ -246,6 +246,7 @@ class Coordinator:
             metric=goals.metric,
             lower_is_better=goals.lower_is_better,
             trains=False,
+            stops=goals.stop_at_target,
             average=goals.average,
         )
         self._checkpoints, self._journal, self._made_with = checkpoints, journal, made_with

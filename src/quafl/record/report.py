@@ -35,6 +35,8 @@ pre { background: #f6f6f6; padding: .8rem; overflow-x: auto; font-size: .85rem }
 
 def _time(curve: Curve) -> str:
     times, seeds = time_to_target(curve), curve.planned
+    if not curve.aims:
+        return "–"
     if not times.values:
         return f"not by {ended_without(curve):g}"
     return times.show("{:.0f}") + (f" ({len(times.values)}/{seeds})" if len(times.values) < seeds else "")
@@ -54,8 +56,8 @@ BRIEF = 5  # columns that fit a terminal
 
 def table(curves: Sequence[Curve]) -> tuple[list[str], list[list[str]]]:
     """Headings and lines of the closing table, a curve's label first; mean ± standard deviation over seeds."""
-    targets = {f"{curve.target:g}" for curve in curves}
-    names = {"metric": curves[0].metric, "target": targets.pop() if len(targets) == 1 else "its target"}
+    targets = {f"{curve.target:g}" for curve in curves if curve.aims}
+    names = {"metric": curves[0].metric, "target": targets.pop() if len(targets) == 1 else "target"}
     headings = ["", *(heading.format(**names) for heading, _ in _COLUMNS)]
     return headings, [[curve.label, *(show(curve) for _, show in _COLUMNS)] for curve in curves]
 
@@ -70,7 +72,12 @@ def seeds_of(curves: Sequence[Curve]) -> str:
 
 def main_figure(curves: Sequence[Curve]) -> Figure:
     """The metric against time."""
-    return plots.draw(curves, plots.time_of(curves), plots.column(curves[0].metric), goal=curves[0].target)
+    return plots.draw(curves, plots.time_of(curves), plots.column(curves[0].metric), goal=_goal(curves))
+
+
+def _goal(curves: Sequence[Curve]) -> float | None:
+    """The line in the pictures."""
+    return curves[0].target if curves[0].aims else None
 
 
 def page(curves: Sequence[Curve]) -> str:
@@ -79,9 +86,9 @@ def page(curves: Sequence[Curve]) -> str:
     time = plots.time_of(curves)
     figures = [
         (f"Against {time.label}", main_figure(curves)),
-        ("Against what was sent", plots.draw(_talking(curves), plots.MEGABYTES, metric, goal=curves[0].target)),
+        ("Against what was sent", plots.draw(_talking(curves), plots.MEGABYTES, metric, goal=_goal(curves))),
         (f"Loss against {time.label}", plots.draw(curves, time, _loss(curves), log=True)),
-        ("Against the work done", plots.draw(curves, plots.STEPS, metric, goal=curves[0].target)),
+        ("Against the work done", plots.draw(curves, plots.STEPS, metric, goal=_goal(curves))),
     ]
     pictures = "".join(
         f"<figure>{plots.to_svg(figure)}<figcaption>{escape(caption)}</figcaption></figure>"

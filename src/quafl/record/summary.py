@@ -43,6 +43,12 @@ class Curve:
         return float(self.settings["run"]["target"]) if self.goal is None else self.goal
 
     @property
+    def aims(self) -> bool:
+        """Whether the target is of what is measured: where the loss stands in for the usual metric, nobody has said
+        one."""
+        return self.goal is not None or self.metric == self.settings["run"]["metric"]
+
+    @property
     def talks(self) -> bool:
         """Whether anything is sent: a single simulated client has nobody to send it to."""
         return bool(self.settings["clients"].get("count") != 1)
@@ -89,7 +95,7 @@ class Curve:
 
     def at_target(self, row: Row) -> bool:
         """Whether an evaluation is as good as the target."""
-        return self._is_as_good(row, self.target)
+        return self.aims and self._is_as_good(row, self.target)
 
     def _is_as_good(self, row: Row, goal: float) -> bool:
         return row[self.metric] <= goal if self.lower_is_better else row[self.metric] >= goal
@@ -293,13 +299,16 @@ def _verdict(curves: Sequence[Curve]) -> str:
     late = [curve.label for curve in others if curve not in short]
     said = [_arrivals(reached, order[0])]
     said += [f"Not with every seed: {', '.join(late)}."] if late and reached else []
-    said += [f"{curve.label} ended before, at time {ended_without(curve):g}." for curve in short]
+    said += [f"{curve.label} ended before, at time {ended_without(curve):g}." for curve in short if curve.aims]
     return " ".join([*said, *_other_worlds(curves)])
 
 
 def _arrivals(reached: Sequence[Curve], one: Curve) -> str:
     """Who got to the target with every seed, and when; `one` is any of all curves."""
     goal = f"{one.metric} {one.target:g}"
+    if not one.aims:
+        wanted = one.settings["run"]["metric"]
+        return f"There is no {wanted}, and no target for the {one.metric}: set run.metric and run.target, or --target."
     if not reached:
         return f"No algorithm reached {goal} with every seed."
     sentence = ", then ".join(f"{curve.label} after {time_to_target(curve).show('{:.0f}')}" for curve in reached)

@@ -22,6 +22,7 @@ from quafl.protocol.layout import Layout, digest_of, layout_of
 from quafl.protocol.messages import largest_message
 from quafl.protocol.server import ServerSide
 from quafl.record.checkpoints import Checkpoints
+from quafl.record.evaluations import check_first
 from quafl.record.files import write_atomically
 from quafl.record.rows import Row, write_rows
 from quafl.record.summary import HISTORY, ROWS, SETTINGS, VERSIONS, RunError
@@ -46,6 +47,8 @@ class ServerRun:
         kept = checkpoints.newest()
         if kept is not None:
             self._check_same(kept, layout)
+        else:
+            self._check_judged()
         run = uuid4().hex if kept is None else str(kept["made_with"]["run"])
         journal, record = Journal(out / "journal"), History(out / HISTORY)
         machine = ServerSide(algorithm, coders, start, rng, layout, settings.welcome(run), settings.clients.build())
@@ -82,6 +85,15 @@ class ServerRun:
             with write_atomically(path, "wb") as stream:
                 stream.write(safetensors.torch.save(self._task.export(shown.model, shown.buffers)))
         return ended
+
+    def _check_judged(self) -> None:
+        plan = self._settings.run
+        score = dict(self._task.evaluate(*self._task.initial()))
+        score.pop("train_loss", None)  # nobody trains here
+        try:
+            check_first(score, plan.metric, stops=plan.stop_at_target)
+        except ValueError as error:
+            raise RunError(f"{self._settings.label}: {error}") from error
 
     def _check_same(self, kept: dict[str, Any], layout: Layout) -> None:
         if kept.get("format") != FORMAT:
