@@ -201,7 +201,7 @@ class Supervised:
         """Of all examples, a chunk at a time: in one go, the layers' values would not fit into a cache or a memory."""
         chunk = CHUNK[self._device.type]
         places = (slice(start, start + chunk) for start in range(0, trees.size(data[0]), chunk))
-        return trees.join([trees.call(module, take(data, place)[0]) for place in places])
+        return trees.join_outputs([trees.call(module, take(data, place)[0]) for place in places])
 
     def _on_classes(self, outputs: Tree, targets: Tree) -> Iterator[tuple[str, Tensor]]:
         name, metric = next(iter(self.metrics.items()))
