@@ -12,13 +12,19 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
+import typer
+from federations import full_disk
+from rich.console import Console
 from typer.testing import CliRunner
 from waiting import wait_for
 
 import quafl
 from quafl.cli import app
+from quafl.cli.results import Bars, progress
+from quafl.cli.terminal import one_sentence
 from quafl.record import checkpoints
-from quafl.record.rows import read_rows
+from quafl.record.files import write_atomically
+from quafl.record.rows import Growing, Row, read_rows, write_rows
 from quafl.record.summary import RecordError
 from quafl.run.folders import prepare, reopen
 from quafl.run.jobs import Job, compute
@@ -178,6 +184,14 @@ def test_a_folder_is_one_process_s_at_a_time(tmp_path: Path) -> None:
                     " ".join(done.output.split())
                 )
             assert (tmp_path / "out" / "checkpoint-seed0.pt").exists()  # it is left as it was
+            assert process.stdout is not None
+            assert re.fullmatch(  # what a log, which is no terminal, shows while the run goes on
+                r"run, seed 0: 0%, round 0, time 0, accuracy 0\.\d{3}\n", process.stdout.readline()
+            )
+            early, *_ = rows = read_rows(tmp_path / "out" / "rows-seed0.csv")
+            assert early["time"] == 0.0
+            wait_for(lambda: len(read_rows(tmp_path / "out" / "rows-seed0.csv")) > len(rows) + 2, 180.0)
+            assert not (tmp_path / "out" / "rows.csv").exists()  # of the finished seeds
         finally:
             process.kill()
 
@@ -253,7 +267,7 @@ def test_a_run_that_was_stopped_continues_bit_for_bit(
     assert again.returncode == 0, again.stderr
     for name in "quafl/rows.csv", "fedbuff/rows.csv", "quafl/model-seed1-best.safetensors":
         assert (tmp_path / "out" / name).read_bytes() == (uninterrupted / name).read_bytes()
-    assert not list((tmp_path / "out").rglob("checkpoint*"))
+    assert not [path for kind in ("checkpoint*", "rows-seed*") for path in (tmp_path / "out").rglob(kind)]
     assert not [path for path in (tmp_path / "out").rglob("*.part") if kill != signal.SIGKILL]
 
 
@@ -438,6 +452,50 @@ def test_a_result_that_cannot_be_written_ends_the_run_and_its_workers(tmp_path: 
     (sentence,) = own(done.stderr)
     assert done.returncode == 2
     assert sentence.endswith("rows.csv.part: Is a directory")
+
+
+def test_a_file_for_which_there_is_no_room_is_named(tmp_path: Path) -> None:
+    with full_disk(100), pytest.raises(typer.Exit), one_sentence(), write_atomically(tmp_path / "long.txt") as stream:
+        stream.write("x" * 10_000)
+    with full_disk(100), pytest.raises(OSError, match=r"File too large: '.*/state.pt'"):
+        checkpoints.save(tmp_path / "state.pt", {"many": torch.zeros(1000)})
+    assert not list(tmp_path.iterdir())
+
+
+def test_rows_of_a_seed_that_is_taken_up_again_stand_there_once(tmp_path: Path) -> None:
+    rows: list[Row] = [{"seed": 0, "round": 3 * n, "time": 10.0 * n, "accuracy": n / 7} for n in range(6)]
+    path = tmp_path / "rows-seed0.csv"
+    first = Growing(path)
+    for row in rows[:4]:
+        first.add(row)
+        assert read_rows(path)[-1] == row
+    path.write_text(path.read_text() + "0,12,4")  # it was killed while it wrote
+    again = Growing(path)
+    for row in rows[2:]:  # from its checkpoint on, which is older
+        again.add(row)
+    write_rows(tmp_path / "whole.csv", rows)
+    assert path.read_text() == (tmp_path / "whole.csv").read_text()
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_bars_fit_into_a_terminal(width: int, tmp_path: Path) -> None:
+    there = Console(width=width, force_terminal=True, color_system="truecolor", legacy_windows=False)
+    folders = prepare(load("demo"), tmp_path, overwrite=False)
+    row = {"time": 150.0, "round": 12345.0, "accuracy": 0.987, "local_steps": 1e7, "bytes_up": 1e9, "bytes_down": 1e9}
+    shown = progress(there)
+    bars = Bars(shown, folders)
+    for folder in folders:
+        bars(folder.jobs(60.0)[0], row)
+    with there.capture() as seen:
+        there.print(shown)
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.get()).splitlines()
+    for folder, line in zip(folders, lines, strict=True):
+        assert len(line.rstrip()) <= width
+        assert line.startswith(folder.settings.label)
+        assert re.search("[━╸╺]{12}", line)
+        assert "8 %  " in line
+        assert "accuracy 0.987" in line
+        assert ("round 12,345" in line) == (width == 140)  # what is least important is left out
 
 
 def own(stderr: str) -> list[str]:

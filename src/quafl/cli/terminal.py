@@ -38,7 +38,7 @@ def one_sentence() -> Iterator[None]:
     except (SettingsError, RecordError, DataError, InUse, RunError) as error:
         complain(str(error))
     except OSError as error:
-        complain(f"{error.filename}: {error.strerror}")
+        complain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
 
 
 @contextmanager

@@ -24,8 +24,10 @@ def write_atomically(path: Path, mode: str = "w", *, private: bool = False) -> I
             stream.flush()
             os.fsync(stream.fileno())
         part.replace(path)
-    except BaseException:
+    except BaseException as error:
         part.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:  # of a full disk, a stream does not say where
+            error.filename = str(path)
         raise
 
 

@@ -66,7 +66,7 @@ def seeds_of(curves: Sequence[Curve]) -> str:
     """Which there are, said once if all curves have the same."""
     said = {curve.label: ", ".join(map(str, sorted(curve.seeds))) for curve in curves}
     if len(set(said.values())) == 1:
-        return f"seeds {said[curves[0].label]}"
+        return f"seed{'s' if len(curves[0].seeds) > 1 else ''} {said[curves[0].label]}"
     return "seeds: " + "; ".join(f"{label} {seeds}" for label, seeds in said.items())
 
 

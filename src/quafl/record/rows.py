@@ -58,10 +58,35 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
         writer.writerows(rows)
 
 
+class Growing:
+    """A file of rows that are written as they come. A run that is taken up again says its last row once more: what
+    stands there from that round on is replaced."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        self._rows = _parsed(line for line in text.splitlines(keepends=True) if line.endswith("\n"))  # none cut off
+
+    def add(self, row: Row) -> None:
+        """Write it."""
+        last = self._rows[-1] if self._rows else None
+        if last is not None and last["round"] < row["round"] and list(last) == list(row):
+            self._rows.append(row)
+            with self._path.open("a", encoding="utf-8", newline="") as stream:
+                csv.DictWriter(stream, fieldnames=list(row), lineterminator="\n").writerow(row)
+        else:
+            self._rows = [*(one for one in self._rows if one["round"] < row["round"]), row]
+            write_rows(self._path, self._rows)
+
+
 def read_rows(path: Path) -> list[Row]:
     """What `write_rows` wrote."""
     with path.open(newline="") as stream:
-        return [{name: _number(value) for name, value in row.items()} for row in csv.DictReader(stream)]
+        return _parsed(stream)
+
+
+def _parsed(lines: Iterable[str]) -> list[Row]:
+    return [{name: _number(value) for name, value in row.items()} for row in csv.DictReader(lines)]
 
 
 def by_seed(rows: Iterable[Row]) -> dict[int, list[Row]]:

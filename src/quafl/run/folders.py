@@ -27,8 +27,8 @@ TROUBLES, SECONDS = "troubles.json", "seconds.json"
 
 @dataclass(slots=True)
 class RunFolder:
-    """A curve's folder: settings, rows of all its finished seeds, versions, and of each seed the best and last model or
-    a checkpoint."""
+    """A curve's folder: settings, rows of all its finished seeds, versions, and of each seed the best and last model,
+    or a checkpoint and the rows so far."""
 
     path: Path
     settings: Settings
@@ -86,9 +86,9 @@ class RunFolder:
                 json.dump(self.troubles, stream, indent=2)
         self.rows[seed] = outcome.rows
         write_rows(self.path / ROWS, [row for one in sorted(self.rows) for row in self.rows[one]])
-        checkpoint = self.checkpoint(seed)
-        for left in self.path.glob(f"{checkpoint.name}*"):  # also what a process that was killed had half written
-            left.unlink(missing_ok=True)
+        for done in (self.checkpoint(seed), self.rows_so_far(seed)):
+            for left in self.path.glob(f"{done.name}*"):  # also what a process that was killed had half written
+                left.unlink(missing_ok=True)
 
     def outcome(self, seed: int) -> Outcome:
         """A finished seed, as it was when it was added."""
@@ -105,6 +105,10 @@ class RunFolder:
         path = self.path / SECONDS
         found: dict[str, float] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         return found
+
+    def rows_so_far(self, seed: int) -> Path:
+        """Where an unfinished seed's rows are."""
+        return self.path / f"rows-seed{seed}.csv"
 
     def model(self, seed: int, which: Which) -> Path:
         """Where a seed's model is kept."""
@@ -166,7 +170,7 @@ def _is_curve_in(out: Path, path: Path) -> bool:
 def _clear(path: Path) -> None:
     """Remove what a run has left in its folder."""
     fixed = (path / name for name in (SETTINGS, VERSIONS, ROWS, TROUBLES, SECONDS))
-    for old in (*fixed, *path.glob("model-seed*"), *path.glob("checkpoint-seed*")):
+    for old in (*fixed, *(old for kind in ("model", "checkpoint", "rows") for old in path.glob(f"{kind}-seed*"))):
         old.unlink(missing_ok=True)
 
 
