@@ -2,6 +2,7 @@
 
 import csv
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
@@ -64,8 +65,10 @@ class Growing:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
-        self._rows = _parsed(line for line in text.splitlines(keepends=True) if line.endswith("\n"))  # none cut off
+        self._rows: list[Row] = []
+        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        with suppress(ValueError, TypeError, AttributeError):  # damaged: it begins anew
+            self._rows = _parsed(line for line in text.splitlines(keepends=True) if line.endswith("\n"))  # not cut off
 
     def add(self, row: Row) -> None:
         """Write it."""
