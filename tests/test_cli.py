@@ -473,6 +473,9 @@ def test_rows_of_a_seed_that_is_taken_up_again_stand_there_once(tmp_path: Path) 
     again = Growing(path)
     for row in rows[2:]:  # from its checkpoint on, which is older
         again.add(row)
+    later = Growing(path)
+    path.write_text(path.read_text() + "0,15,")
+    later.add(rows[-1])  # or newer
     write_rows(tmp_path / "whole.csv", rows)
     assert path.read_text() == (tmp_path / "whole.csv").read_text()
 

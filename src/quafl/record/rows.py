@@ -64,7 +64,7 @@ class Growing:
     stands there from that round on is replaced."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._path, self._clean = path, False  # until it is written anew, its end may be cut off
         self._rows: list[Row] = []
         text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
         with suppress(ValueError, TypeError, AttributeError):  # damaged: it begins anew
@@ -72,14 +72,15 @@ class Growing:
 
     def add(self, row: Row) -> None:
         """Write it."""
-        last = self._rows[-1] if self._rows else None
-        if last is not None and last["round"] < row["round"] and list(last) == list(row):
+        follows = bool(self._rows) and self._rows[-1]["round"] < row["round"]
+        if self._clean and follows and list(self._rows[-1]) == list(row):
             self._rows.append(row)
             with self._path.open("a", encoding="utf-8", newline="") as stream:
                 csv.DictWriter(stream, fieldnames=list(row), lineterminator="\n").writerow(row)
         else:
             self._rows = [*(one for one in self._rows if one["round"] < row["round"]), row]
             write_rows(self._path, self._rows)
+            self._clean = True
 
 
 def read_rows(path: Path) -> list[Row]:
