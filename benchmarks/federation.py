@@ -45,6 +45,7 @@ from quafl.deploy.streams import GrpcClient, GrpcServer
 from quafl.protocol import messages
 from quafl.protocol.carrier import SERVER, Octets, Unreachable
 from quafl.protocol.client import ClientSide, Terms
+from quafl.protocol.layout import digest_of, layout_of
 from quafl.protocol.members import Limits
 from quafl.protocol.messages import Contact, Finished, Hello, Received, Reply, Welcome, largest_message
 from quafl.protocol.server import ServerSide
@@ -157,11 +158,12 @@ class Server:
     def __init__(self, kit: provision.Kit, options: dict[str, Any]) -> None:
         self._kit, self._options = kit, options
         algorithm, coders, _ = terms_of(options)
-        start = algorithm.start(*local_of(options).build().initial())
+        task = local_of(options).build()
+        start = algorithm.start(*task.initial())
         limits = Limits(
             clients=10_000, start_with=options["clients"], silence=30.0, contact_seconds=PATIENCE, far=inf, slow=1e6
         )
-        machine = ServerSide(algorithm, coders, start, Generators(0), {"run": "benchmark"}, limits)
+        machine = ServerSide(algorithm, coders, start, Generators(0), layout_of(task), {"run": "benchmark"}, limits)
         self.largest = largest_message(len(start.model), len(start.buffers))
         self.loop = Loop("carrier")
         self.carrier: Any = BareServer(self.loop, kit) if options.get("bare") else GrpcServer(self.loop, kit, None)
@@ -420,7 +422,8 @@ class Simulated(GrpcClient):
 def host(root: str, text: str, *names: str) -> None:
     """So many clients in this process."""
     options = json.loads(text)
-    model, buffers = local_of(options).build().initial()
+    task = local_of(options).build()
+    model, buffers = task.initial()
     coder, rng = terms_of(options).coders.up, torch.Generator().manual_seed(0)
     report = Up(report=model, statistics=buffers, speed=torch.tensor(1.0))
     body = b"".join(messages.parcel_parts(coder.pack(report, rng, {"report": 1.0}), [1.0]))
@@ -444,7 +447,7 @@ def host(root: str, text: str, *names: str) -> None:
     while not over.is_set():
         began = perf_counter()
         for client, session in clients:
-            hello = {"dim": len(model), "buffers": len(buffers), "session": session, "leaving": False}
+            hello = {"layout": digest_of(layout_of(task)), "session": session, "leaving": False}
             with suppress(Unreachable):
                 match messages.from_bytes(client.ask(messages.to_bytes(Hello(messages.as_text(hello))), 30.0)):
                     case Welcome(welcome):

@@ -24,6 +24,7 @@ from quafl.deploy.journal import Journal
 from quafl.deploy.server import Coordinator, Driver, Goals, History
 from quafl.protocol.carrier import Octets, Unreachable
 from quafl.protocol.client import ClientSide, Terms
+from quafl.protocol.layout import layout_of
 from quafl.protocol.members import Limits
 from quafl.protocol.server import ServerSide
 from quafl.record.checkpoints import Checkpoints
@@ -123,7 +124,8 @@ class Federation:
         algorithm, coders, _ = self.terms
         checkpoints, journal = Checkpoints(self.folder / "checkpoints"), Journal(self.folder / "journal")
         start = algorithm.start(*task.initial())
-        machine = ServerSide(algorithm, coders, start, Generators(goals.seed), self.text, self.limits)
+        layout = layout_of(task)
+        machine = ServerSide(algorithm, coders, start, Generators(goals.seed), layout, self.text, self.limits)
         driver = Driver(machine, self, self.loop, journal)
         made_with, record = {"run": self.text["run"]}, History(self.folder / HISTORY)
         made = Coordinator(task, driver, goals, checkpoints, journal, record, made_with, lambda row: None, self.stop)

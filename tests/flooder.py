@@ -18,7 +18,7 @@ from quafl.protocol import messages
 from quafl.protocol.messages import Hello
 
 FRAME = line._FRAME
-HELLO = messages.to_bytes(Hello(messages.as_text({"dim": 4810, "buffers": 0, "session": "f" * 60_000})))
+HELLO = messages.to_bytes(Hello(messages.as_text({"session": "f" * 60_000})))
 
 
 def question(number: int, body: bytes) -> bytes:

@@ -22,6 +22,7 @@ from quafl.core.seams import Algorithm, Optimizer, Task
 from quafl.protocol import log, messages
 from quafl.protocol.carrier import SERVER, Unreachable
 from quafl.protocol.client import ClientSide, Terms
+from quafl.protocol.layout import digest_of, layout_of
 from quafl.protocol.log import Reported
 from quafl.protocol.machine import Answer, Ask, Asked, Compute, Do, Done, Say, Wake, Woken, Write
 from quafl.protocol.members import Limits, Member
@@ -265,7 +266,7 @@ class Stage:
     def _make_server(self, seed: int = 0) -> Hand:
         algorithm, coders, _ = self.terms
         start = algorithm.start(*self.task.initial())
-        machine = ServerSide(algorithm, coders, start, Generators(seed), self.text, self.limits)
+        machine = ServerSide(algorithm, coders, start, Generators(seed), layout_of(self.task), self.text, self.limits)
         machine.on_entry = self.entries.append
         hand = Hand(self, SERVER, machine)
         self.parties[SERVER] = hand
@@ -337,11 +338,11 @@ class Stage:
     def puppet(self, name: str, says: Callable[[bytes], bytes | None]) -> None:
         """Somebody who has said hello, and answers like that."""
         self.parties[name] = Puppet(says)
-        self.tell_server(name, hello(len(self.task.initial()[0])))
+        self.tell_server(name, hello(self.task))
 
     def hello_again(self, name: str) -> None:
         """Of one who answers as it did before, but has been away."""
-        self.tell_server(name, hello(len(self.task.initial()[0])))
+        self.tell_server(name, hello(self.task))
 
 
 def through_disk(state: Any) -> Any:
@@ -352,8 +353,9 @@ def through_disk(state: Any) -> Any:
     return torch.load(stream, weights_only=True)
 
 
-def hello(dim: Any = DIM, **more: Any) -> bytes:
-    return to_bytes(Hello(messages.as_text({"dim": dim, "buffers": 0, "session": "0a", **more})))
+def hello(task: Task | None = None, **more: Any) -> bytes:
+    layout = digest_of(layout_of(task or problem()))
+    return to_bytes(Hello(messages.as_text({"layout": layout, "session": "0a", **more})))
 
 
 def reports_of(hand: Hand) -> list[Reported]:

@@ -22,11 +22,13 @@ from quafl.deploy.carrier import Loop
 from quafl.deploy.streams import GrpcClient
 from quafl.protocol import messages
 from quafl.protocol.carrier import Octets, Unreachable
+from quafl.protocol.layout import digest_of, layout_of
 from quafl.protocol.messages import Broken, Contact, Hello
+from quafl.tasks import local
 
 pytestmark = pytest.mark.federation
 LARGEST = 100_000_000
-DIM = 4810  # parameters of the demo's network
+LAYOUT = digest_of(layout_of(local.make("quafl.tasks.demo:digits_of", "server")))
 
 
 class Rogue:
@@ -52,7 +54,7 @@ class Rogue:
                 sleep(0.05)
 
     def hello(self, **changes: object) -> bytes:
-        said = {"dim": DIM, "buffers": 0, "session": "0a", "leaving": False, **changes}
+        said = {"layout": LAYOUT, "session": "0a", "leaving": False, **changes}
         return messages.to_bytes(Hello(messages.as_text(said)))
 
     def close(self) -> None:

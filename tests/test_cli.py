@@ -12,14 +12,21 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
+import typer
+from federations import full_disk
+from rich.console import Console
 from typer.testing import CliRunner
 from waiting import wait_for
 
 import quafl
 from quafl.cli import app
+from quafl.cli.results import Bars, progress
+from quafl.cli.terminal import one_sentence
 from quafl.record import checkpoints
-from quafl.record.rows import read_rows
+from quafl.record.files import write_atomically
+from quafl.record.rows import Growing, Row, read_rows, write_rows
 from quafl.record.summary import RecordError
+from quafl.run.folders import prepare, reopen
 from quafl.run.jobs import Job, compute
 from quafl.run.pool import places
 from quafl.settings.reading import load
@@ -66,6 +73,7 @@ def test_a_run_folder_holds_settings_rows_versions_and_models(two_curves: Path) 
     for name in "quafl", "fedavg":
         folder = two_curves / name
         assert {path.name for path in folder.iterdir()} == {
+            "in-use",
             "settings.toml",
             "rows.csv",
             "seconds.json",
@@ -120,6 +128,72 @@ def test_an_earlier_run_is_not_overwritten_unasked(two_curves: Path) -> None:
     assert done.exit_code == 2
     assert "already holds a run; choose another --out, add --overwrite" in " ".join(done.output.split())
     assert (two_curves / "quafl" / "rows.csv").read_bytes() == before
+
+
+def test_overwriting_leaves_nothing_of_the_earlier_run(tmp_path: Path) -> None:
+    (tmp_path / "three.toml").write_text('run = { seeds = [0] }\n[curves."A"]\n[curves."B"]\n[curves."C"]\n')
+    a, b, c = load(str(tmp_path / "three.toml"))
+    out = tmp_path / "out"
+
+    def runs() -> list[str]:
+        return sorted(path.parent.relative_to(out).as_posix() for path in out.rglob("settings.toml"))
+
+    prepare([a, b], out, overwrite=False)
+    (out / "report.html").write_text("of A and B")
+    (out / "report.png").write_bytes(b"of A and B")
+    (out / "b" / "checkpoint-seed0.pt").write_bytes(b"of B")
+    (out / "a" / "notes.txt").write_text("mine")
+    prepare([a, c], out, overwrite=True)
+    assert runs() == ["a", "c"]
+    assert not list(out.glob("report*"))
+    assert not (out / "b").exists()
+    prepare([c], out, overwrite=True)
+    assert runs() == ["."]
+    assert (out / "a" / "notes.txt").exists()  # which is nobody else's to delete
+
+
+def test_overwriting_does_not_replace_runs_of_their_own_in_folders_below(tmp_path: Path) -> None:
+    (one,) = load("demo", ["run.seeds=[0]"])[:1]
+    for place in "other", "paper/figure":
+        prepare([one], tmp_path / "runs" / place, overwrite=False)
+    for earlier in False, True:  # a run in the folder itself changes nothing
+        with pytest.raises(RecordError, match=r"runs holds runs of their own, such as .*other, which --overwrite does"):
+            prepare([one], tmp_path / "runs", overwrite=True)
+        shutil.copy(tmp_path / "runs" / "other" / "settings.toml", tmp_path / "runs")
+    assert len(list(tmp_path.rglob("settings.toml"))) == 3
+
+
+def test_a_run_in_folders_further_below_is_not_taken_for_the_one_to_continue(tmp_path: Path) -> None:
+    prepare(load("demo")[:2], tmp_path / "runs" / "demo", overwrite=False)
+    with pytest.raises(RecordError, match=r"holds no run to continue; there is one in .*runs/demo$"):
+        reopen(tmp_path)
+    assert len(reopen(tmp_path / "runs" / "demo")) == 2
+
+
+def test_a_folder_is_one_process_s_at_a_time(tmp_path: Path) -> None:
+    (tmp_path / "long.toml").write_text("run = { until = 1e7, every = 5.0, seeds = [0] }")
+    command = [sys.executable, "-m", "quafl.cli", "run", "long.toml", "--out", "out", "--checkpoint-every", "0"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            wait_for_file(tmp_path, "checkpoint-seed0.pt")
+            again = ["run", str(tmp_path / "long.toml"), "--out", str(tmp_path / "out"), "--overwrite"]
+            for arguments in (again, ["run", "--resume", str(tmp_path / "out")]):
+                done = CliRunner().invoke(app, arguments)
+                assert done.exit_code == 2
+                assert "out is in use by another process; wait until that has ended, or choose another --out" in (
+                    " ".join(done.output.split())
+                )
+            assert (tmp_path / "out" / "checkpoint-seed0.pt").exists()  # it is left as it was
+            assert process.stdout is not None
+            assert re.fullmatch(  # what a log, which is no terminal, shows while the run goes on
+                r"run, seed 0: 0%, round 0, time 0, accuracy 0\.\d{3}\n", process.stdout.readline()
+            )
+            early, *_ = rows = read_rows(tmp_path / "out" / "rows-seed0.csv")
+            assert early["time"] == 0.0
+            wait_for(lambda: len(read_rows(tmp_path / "out" / "rows-seed0.csv")) > len(rows) + 2, 180.0)
+            assert not (tmp_path / "out" / "rows.csv").exists()  # of the finished seeds
+        finally:
+            process.kill()
 
 
 def test_a_run_that_diverges_ends_with_a_sentence_and_the_rows_so_far(tmp_path: Path) -> None:
@@ -193,7 +267,7 @@ def test_a_run_that_was_stopped_continues_bit_for_bit(
     assert again.returncode == 0, again.stderr
     for name in "quafl/rows.csv", "fedbuff/rows.csv", "quafl/model-seed1-best.safetensors":
         assert (tmp_path / "out" / name).read_bytes() == (uninterrupted / name).read_bytes()
-    assert not list((tmp_path / "out").rglob("checkpoint*"))
+    assert not [path for kind in ("checkpoint*", "rows-seed*") for path in (tmp_path / "out").rglob(kind)]
     assert not [path for path in (tmp_path / "out").rglob("*.part") if kill != signal.SIGKILL]
 
 
@@ -315,6 +389,13 @@ def test_a_model_that_is_not_finite_from_the_start_is_said_to_be_so(tmp_path: Pa
     assert sentence.startswith("quafl: run, seed 0: the loss of the initial model is inf")
 
 
+def test_a_metric_that_does_not_exist_is_one_sentence(tmp_path: Path) -> None:
+    arguments = ["run", "demo", "--out", str(tmp_path), "--only", "QuAFL", "--set", "run.metric=acuracy", "-j", "1"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 2
+    assert "the metric is 'acuracy', the task measures loss, accuracy, train_loss; choose" in done.stderr
+
+
 def test_export_writes_the_best_or_last_model_as_a_state_dict(two_curves: Path, tmp_path: Path) -> None:
     for which in "best", "last":
         out = tmp_path / f"{which}.safetensors"
@@ -371,6 +452,53 @@ def test_a_result_that_cannot_be_written_ends_the_run_and_its_workers(tmp_path: 
     (sentence,) = own(done.stderr)
     assert done.returncode == 2
     assert sentence.endswith("rows.csv.part: Is a directory")
+
+
+def test_a_file_for_which_there_is_no_room_is_named(tmp_path: Path) -> None:
+    with full_disk(100), pytest.raises(typer.Exit), one_sentence(), write_atomically(tmp_path / "long.txt") as stream:
+        stream.write("x" * 10_000)
+    with full_disk(100), pytest.raises(OSError, match=r"File too large: '.*/state.pt'"):
+        checkpoints.save(tmp_path / "state.pt", {"many": torch.zeros(1000)})
+    assert not list(tmp_path.iterdir())
+
+
+def test_rows_of_a_seed_that_is_taken_up_again_stand_there_once(tmp_path: Path) -> None:
+    rows: list[Row] = [{"seed": 0, "round": 3 * n, "time": 10.0 * n, "accuracy": n / 7} for n in range(6)]
+    path = tmp_path / "rows-seed0.csv"
+    first = Growing(path)
+    for row in rows[:4]:
+        first.add(row)
+        assert read_rows(path)[-1] == row
+    path.write_text(path.read_text() + "0,12,4")  # it was killed while it wrote
+    again = Growing(path)
+    for row in rows[2:]:  # from its checkpoint on, which is older
+        again.add(row)
+    later = Growing(path)
+    path.write_text(path.read_text() + "0,15,")
+    later.add(rows[-1])  # or newer
+    write_rows(tmp_path / "whole.csv", rows)
+    assert path.read_text() == (tmp_path / "whole.csv").read_text()
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_bars_fit_into_a_terminal(width: int, tmp_path: Path) -> None:
+    there = Console(width=width, force_terminal=True, color_system="truecolor", legacy_windows=False)
+    folders = prepare(load("demo"), tmp_path, overwrite=False)
+    row = {"time": 150.0, "round": 12345.0, "accuracy": 0.987, "local_steps": 1e7, "bytes_up": 1e9, "bytes_down": 1e9}
+    shown = progress(there)
+    bars = Bars(shown, folders)
+    for folder in folders:
+        bars(folder.jobs(60.0)[0], row)
+    with there.capture() as seen:
+        there.print(shown)
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.get()).splitlines()
+    for folder, line in zip(folders, lines, strict=True):
+        assert len(line.rstrip()) <= width
+        assert line.startswith(folder.settings.label)
+        assert re.search("[━╸╺]{12}", line)
+        assert "8 %  " in line
+        assert "accuracy 0.987" in line
+        assert ("round 12,345" in line) == (width == 140)  # what is least important is left out
 
 
 def own(stderr: str) -> list[str]:

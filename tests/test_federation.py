@@ -26,8 +26,9 @@ from quafl.core.seams import Algorithm
 from quafl.deploy.carrier import Loop
 from quafl.deploy.client import JOURNAL, kept_in
 from quafl.deploy.journal import Journal
-from quafl.deploy.server import Coordinator, Goals
+from quafl.deploy.server import FORMAT, Coordinator, Goals
 from quafl.protocol import journal, log, messages
+from quafl.protocol.layout import digest_of
 from quafl.protocol.messages import Contact, Refinement, Refused, Repair, Reply
 from quafl.record.checkpoints import Checkpoints
 from quafl.record.summary import RunError
@@ -405,18 +406,50 @@ def old_server(folder: Path) -> None:
     (folder / "journal.bin").write_bytes(b"an old journal")
 
 
-def test_an_old_run_folder_is_refused_with_one_sentence(tmp_path: Path) -> None:
-    old_server(tmp_path)
+def reordered_server(folder: Path) -> None:
+    """A run of as many parameters, in another order."""
+    made_with = {"run": "0" * 32, "algorithm": "quafl", "layout": digest_of(("another 4810",))}
+    Checkpoints(folder / "checkpoints").save({"format": FORMAT, "made_with": made_with})
+    (folder / "journal.bin").write_bytes(b"its journal")
+
+
+@pytest.mark.parametrize(
+    ("leave", "complaint"),
+    [
+        (old_server, "holds a run of an earlier version of quafl; choose another --out"),
+        (reordered_server, "holds a run of a model with other tensors, or with the same in another order; choose"),
+    ],
+)
+def test_a_run_folder_that_does_not_fit_is_refused_with_one_sentence(
+    tmp_path: Path, leave: Callable[[Path], None], complaint: str
+) -> None:
+    leave(tmp_path)
     settings = FederationSettings.model_validate(
         {"task": {"make": "quafl.tasks.demo:digits_of"}, "algorithm": {"name": "quafl", "lr": 0.1, "patience": 5.0}}
     )
     loop = Loop("carrier")
     try:
-        with pytest.raises(RunError, match="holds a run of an earlier version of quafl; choose another --out"):
+        with pytest.raises(RunError, match=complaint):
             ServerRun(Nobody(), loop, settings, tmp_path, Event())
     finally:
         loop.close()
     assert {path.name for path in tmp_path.iterdir()} == {"checkpoints", "journal.bin"}  # it is left as it was
+
+
+@pytest.mark.parametrize("wrong", [{"metric": "acuracy"}, {"metric": "auc", "stop_at_target": True}], ids=str)
+def test_a_metric_that_the_server_does_not_measure_is_refused_before_anybody_is_heard(
+    tmp_path: Path, wrong: dict[str, object]
+) -> None:
+    algorithm = {"name": "quafl", "lr": 0.1, "patience": 5.0}
+    settings = FederationSettings.model_validate(
+        {"task": {"make": "quafl.tasks.demo:digits_of"}, "algorithm": algorithm, "run": wrong}
+    )
+    loop = Loop("carrier")
+    try:
+        with pytest.raises(RunError, match=r"the metric is 'a\w+', the task measures loss, accuracy; choose one of"):
+            ServerRun(Nobody(), loop, settings, tmp_path, Event())
+    finally:
+        loop.close()
 
 
 class Nobody:

@@ -17,7 +17,7 @@ from quafl.core.seams import ServerState, Totals
 from quafl.record.plots import COLOURS, ROUNDS, SIMULATED_TIME, column, draw, looks
 from quafl.record.report import page, table
 from quafl.record.rows import Row, by_seed, make_row, read_rows, write_rows
-from quafl.record.summary import Curve, RecordError, final, ranked, read_curves, time_to_target, verdict
+from quafl.record.summary import Curve, RecordError, check_showable, final, ranked, read_curves, time_to_target, verdict
 
 VERSIONS = {"quafl": "0", "platform": "a test", "date": "2024-01-01"}
 
@@ -81,9 +81,23 @@ def test_lower_is_better_where_the_settings_say_so_and_for_the_loss() -> None:
     distance = curve("QuAFL", [4.0, 0.9, 0.5], [4.0, 3.0, 0.7])
     settings = {**distance.settings, "run": {**distance.settings["run"], "lower_is_better": True}}
     assert time_to_target(replace(distance, settings=settings)).values == (20.0, 20.0)
-    settings = {**QUICK.settings, "run": {**QUICK.settings["run"], "metric": "no such column", "target": 1.3}}
-    assert replace(QUICK, settings=settings).metric == "loss"
+    settings = {**QUICK.settings, "run": {**QUICK.settings["run"], "metric": "loss", "target": 1.3}}
     assert time_to_target(replace(QUICK, settings=settings)).values == (10.0, 10.0)  # 2 − accuracy ≤ 1.3
+
+
+def test_a_target_is_not_taken_for_one_of_the_loss_that_stands_in_for_the_metric() -> None:
+    rows = {seed: [{**row, "loss": 0.1} for row in rows] for seed, rows in QUICK.seeds.items()}
+    bare = {seed: [{k: v for k, v in row.items() if k != "accuracy"} for row in some] for seed, some in rows.items()}
+    loss = replace(QUICK, seeds=bare)
+    assert loss.metric == "loss"
+    assert time_to_target(loss).values == ()
+    assert verdict([loss]) == (
+        "There is no accuracy, and no target for the loss: set run.metric and run.target, or --target."
+    )
+    assert table([loss])[0][2] == "time to target"
+    assert table([loss])[1][0][2] == "–"
+    assert "There is no accuracy" in page([loss])
+    assert time_to_target(replace(loss, goal=0.2)).values == (0.0, 0.0)
 
 
 def test_seeds_that_are_missing_count_as_never(tmp_path: Path) -> None:
@@ -189,11 +203,86 @@ def test_a_picture_shows_the_end_of_training_with_its_bands() -> None:
     draw([curve("QuAFL", [0.1, np.inf, 0.2])], SIMULATED_TIME, column("accuracy"))
 
 
-def test_runs_with_different_targets_are_not_compared(tmp_path: Path) -> None:
+def other(made: Curve, **sections: dict[str, object]) -> Curve:
+    """With these settings in place of its own."""
+    changed = {name: {**made.settings.get(name, {}), **section} for name, section in sections.items()}
+    return replace(made, settings={**made.settings, **changed})
+
+
+def test_runs_with_different_targets_are_compared_by_one_that_is_chosen(tmp_path: Path) -> None:
     save(tmp_path / "a", QUICK)
-    save(tmp_path / "b", curve("FedAvg", [0.1], target=0.5))
-    with pytest.raises(RecordError, match="different targets"):
+    save(tmp_path / "b", other(SLOW, run={"target": 0.5}))
+    with pytest.raises(RecordError, match=r"different targets \(0.5, 0.8\); choose one with --target"):
         read_curves([tmp_path])
+    curves = read_curves([tmp_path], target=0.7)
+    assert verdict(curves).startswith("First at accuracy 0.7 per simulated time: QuAFL after 10 ± 0, then FedAvg")
+    with pytest.raises(RecordError, match="--target nan: must be a finite number"):
+        read_curves([tmp_path], target=float("nan"))
+    assert curves[1].settings["run"]["target"] == 0.5  # what it was made with is not another
+
+
+@pytest.mark.parametrize(
+    ("strange", "name"),
+    [
+        (other(SLOW, task={"partition": "by class"}), "task.partition"),
+        (other(SLOW, task={"name": "mnist"}), "task.name"),
+        (other(SLOW, clients={"count": 300}), "clients.count"),
+        (other(SLOW, run={"target": 0.7}), "run.target"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_only_what_is_comparable_is_compared_and_what_differs_is_said(strange: Curve, name: str) -> None:
+    also = replace(QUICK, label="FedBuff")
+    assert verdict([QUICK, strange, also]).startswith(
+        f"Not all are compared: they differ in {name}. QuAFL, FedBuff: First at accuracy 0.8 per simulated time: "
+        "QuAFL after 15 ± 7, then FedBuff after 15 ± 7 time units. FedAvg: First at accuracy"
+    )
+    assert [c.label for c in ranked([strange, QUICK, also])] == ["FedAvg", "QuAFL", "FedBuff"]
+    assert "Not all are compared" in page([QUICK, strange])
+
+
+def test_other_worlds_are_said_and_a_single_client_is_compared_with_all() -> None:
+    slow, alone = other(SLOW, clients={"slow_step": 99.0}), other(NEVER, clients={"count": 1, "slow": 0.0})
+    assert verdict([QUICK, slow, alone]).endswith(
+        "QuAFL after 15 ± 7, then FedAvg after 20 ± 0 time units. Not with every seed: Baseline. "
+        "They differ in clients.slow_step, too."
+    )
+
+
+def test_a_run_that_ended_early_is_not_said_to_have_never_got_there() -> None:
+    long = other(curve("QuAFL", [0.1, 0.2, 0.3, 0.9]), run={"until": 35.0})
+    short = other(curve("FedAvg", [0.1, 0.2]), run={"until": 15.0})
+    diverged = replace(curve("FedBuff", [0.1, 0.9]), troubles={0: "it diverged"})
+    stopped = other(curve("FedNova", [0.1, 0.85]), run={"until": 35.0, "stop_at_target": True})
+    full = other(curve("Baseline", [0.1, 0.2, 0.2, 0.2]), run={"until": 35.0})
+    curves = [replace(one, goal=0.87) for one in (long, short, diverged, stopped, full)]
+    curves[3] = replace(curves[3], settings={**stopped.settings, "run": {**stopped.settings["run"], "target": 0.8}})
+    assert verdict(curves) == (
+        "First at accuracy 0.87 per simulated time: QuAFL after 30 time units. Not with every seed: Baseline. "
+        "FedBuff ended before, at time 10. FedNova ended before, at time 10. FedAvg ended before, at time 15."
+    )
+    shown = {cells[0]: cells[2] for cells in table(curves)[1]}
+    assert shown == {
+        "QuAFL": "30",
+        "FedAvg": "not by 15",
+        "FedBuff": "not by 10",
+        "FedNova": "not by 10",
+        "Baseline": "not by 35",
+    }
+
+
+def test_seeds_are_said_for_each_curve_where_they_differ() -> None:
+    assert "seeds 0, 1</p>" in page([QUICK, SLOW])
+    few = replace(SLOW, seeds={1: SLOW.seeds[1]})
+    assert "seeds: QuAFL 0, 1; FedAvg 1</p>" in page([QUICK, few])
+
+
+def test_what_does_not_fit_into_one_table_is_reported_apart() -> None:
+    check_showable([QUICK, SLOW])
+    with pytest.raises(RecordError, match=r"measure different things \(accuracy, loss\); report them apart"):
+        check_showable([QUICK, other(SLOW, run={"metric": "loss"})])
+    with pytest.raises(RecordError, match="some of the runs are simulated and some are real"):
+        check_showable([QUICK, other(SLOW, run={"clock": "wall"})])
 
 
 def test_a_metric_may_not_be_called_like_a_column() -> None:

@@ -1,6 +1,7 @@
 """The server's machine: who is believed, who is waited for, who is left out, and what is remembered of them."""
 
 import os
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 from math import inf, isfinite, nan
@@ -21,20 +22,25 @@ from stages import (
     repair_of,
     reply_to,
 )
+from torch import nn
 
-from quafl import FedAvg, Lattice, QuAFL, sgd
+from quafl import FedAvg, Lattice, Local, QuAFL, sgd
 from quafl.codec import Identity
 from quafl.codec.coders import Parcel, coders_for
 from quafl.codec.seams import WireError
 from quafl.core.quafl import Down
+from quafl.core.seams import Task
 from quafl.protocol import messages
 from quafl.protocol.judge import Judge
+from quafl.protocol.layout import beginning
 from quafl.protocol.members import LONGEST_EXCLUSION
 from quafl.protocol.messages import (
+    LONGEST_TEXT,
     Accepted,
     Broken,
     Contact,
     Finished,
+    Hello,
     Received,
     Refinement,
     Refused,
@@ -203,11 +209,62 @@ def test_a_hello_that_is_no_table_is_refused_in_a_sentence(text: bytes) -> None:
     assert bytes(answer.body).startswith(b"message has a text")
 
 
-@pytest.mark.parametrize("dim", [5, "\ud800" * 9, None, {}])
-def test_a_client_with_another_model_is_told_so(dim: Any) -> None:
-    answer = stage().tell_server("a", hello(dim))
+def network(*order: str) -> Task:
+    """Two layers of the same sizes, in that order, and a batch norm."""
+    layers = {"in": nn.Linear(4, 6), "norm": nn.BatchNorm1d(6), "back": nn.Linear(6, 4), "extra": nn.Linear(3, 3)}
+    return Local(nn.Sequential(OrderedDict((name, layers[name]) for name in order))).build()
+
+
+@pytest.mark.parametrize(
+    ("order", "sentence"),
+    [
+        (("back", "norm", "in"), "tensor 1 of the server's model is 'in.weight 6x4', of a's 'back.weight 4x6';"),
+        (("in", "back", "norm"), "tensor 3 of the server's model is 'norm.weight 6', of a's 'back.weight 4x6';"),
+        (("in", "norm", "back", "extra"), "tensor 7 of the server's model is 'buffer norm.running_mean 6', of a's"),
+        (("in",), "the models of the server and of a have the same first 2 tensors, and differ then"),
+    ],
+    ids="-".join,
+)
+def test_a_client_whose_tensors_are_others_or_in_another_order_is_told_which(
+    order: tuple[str, ...], sentence: str
+) -> None:
+    made = Stage(QuAFL(patience=60.0), FOUR, sgd(0.1), task=network("in", "norm", "back"))
+    client = made.join("a", network(*order), greet=False)
+    made.run(5.0)
+    assert sentence in str(client.machine.failure)
+    assert any("a cannot take part: " + sentence in said for said in made.server.said)
+    assert made.machine.members.get("a") is None
+    made.join("b", network("in", "norm", "back"))  # with other weights
+    assert made.live() == ["b"]
+
+
+@pytest.mark.parametrize("tensors", [None, 5, {}, "model 5", [1], [["model", 5]]], ids=str)
+def test_tensors_that_nobody_can_read_are_refused(tensors: Any) -> None:
+    answer = stage().tell_server("a", hello(layout="another", tensors=tensors))
+    assert isinstance(answer, Refused)
+    assert b"says hello without saying which tensors its model has" in bytes(answer.body)
+
+
+def test_what_a_peer_calls_its_tensors_is_shown_in_a_short_and_plain_sentence() -> None:
+    answer = stage().tell_server("a", hello(layout="another", tensors=["\ud800\n" + "w" * 9999]))
     assert isinstance(answer, Rejected)
-    assert "3000 parameters" in bytes(answer.body).decode()
+    assert "model is 'model 3000', of a's '\\ud800\\nwww" in bytes(answer.body).decode()
+    assert len(answer.body) < 250
+
+
+def test_a_greeting_has_room_for_the_tensors_of_any_model_and_brings_them_once() -> None:
+    many = tuple(f"layer{number}.{'w' * 50} 3x3" for number in range(5000))
+    told = beginning(many)
+    assert many[: len(told)] == told
+    assert 400 < len(told) < 5000
+    text = messages.as_text({"tensors": told})
+    assert len(text) <= LONGEST_TEXT // 2 + 20
+    made = stage()
+    made.join("a")
+    made.run(10.0)
+    said = [messages.from_text(one.body) for one in made.said_by("a", Hello)]
+    assert said[0]["tensors"] == ["model 3000", "buffer buffers 0"]
+    assert not any(one["tensors"] for one in said[1:])
 
 
 def test_there_is_room_for_so_many_clients_and_no_more() -> None:
@@ -491,8 +548,34 @@ def test_a_client_from_which_nothing_finite_comes_is_left_out() -> None:
     made.puppet("a", lambda octets: to_bytes(Broken(ticket_of(octets))))
     for _ in range(3):
         assert made.round().failed == [0]
-    assert "a is left out for 1000 s: 3 answers that were not finite" in made.server.said
+    assert made.server.said[-1].startswith("a is left out for 1000 s: 3 answers that were not finite")
     assert made.machine.totals.broken == 3
+
+
+def test_answers_without_a_step_do_not_make_up_for_steps_that_were_not_finite() -> None:
+    """Such a client was contacted for ever: each of its empty answers was taken for a good one."""
+    made = stage(limits=replace(PATIENT, silence=1e9, exclusion=1000.0))
+    said, steps = iter(range(1000)), 0
+
+    def says(octets: bytes) -> bytes:
+        broken = next(said) % 6 == 5 and not steps
+        return to_bytes(Broken(ticket_of(octets))) if broken else reply_to(octets, ZERO, steps=steps)
+
+    made.puppet("a", says)
+    for _ in range(3 * 6):
+        made.round()
+    assert made.live() == []
+    (left_out,) = (said for said in made.server.said if said.startswith("a is left out"))
+    assert left_out.startswith("a is left out for 1000 s: 3 answers that were not finite; look at its data")
+    made.run(1001.0)
+    for _ in range(6):
+        made.round()
+    assert made.server.said[-1].startswith("a is left out for 2000 s")  # at its next one
+    assert made.checkpoint().state["members"]["a"]["broken"] == 4
+    made.run(2001.0)
+    steps = 1
+    made.round()
+    assert made.member("a").broken == 0
 
 
 def test_a_client_that_refuses_again_and_again_is_left_out() -> None:

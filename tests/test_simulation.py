@@ -1,8 +1,10 @@
 """The simulated world: virtual time, fast and slow clients, FedAvg and the Baseline in it, determinism."""
 
+from dataclasses import replace
 from math import exp
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -15,6 +17,7 @@ from quafl.codec.coders import coders_for
 from quafl.codec.seams import HEADER_BYTES, Codec, Codecs
 from quafl.core import SCAFFOLD, FedAvg, QuAFL
 from quafl.core.randomness import Generators
+from quafl.sim import Diverged
 from quafl.sim.clock import VirtualClock
 from quafl.sim.speeds import Constant, Exponential, fast_and_slow
 from quafl.tasks import Quadratic, Supervised, digits, partition
@@ -330,11 +333,44 @@ def test_an_average_of_models_is_evaluated_and_the_run_is_the_same() -> None:
     assert again.rows == run.rows
 
 
-@pytest.mark.parametrize(("metric", "goal"), [("loss", 0.5), ("distance", 1.0), ("unknown", 0.5)])
+@pytest.mark.parametrize(("metric", "goal"), [("loss", 0.5), ("distance", 1.0)])
 def test_a_run_stops_at_its_goal(metric: str, goal: float) -> None:
     task = Quadratic(torch.tensor([1.0]), torch.tensor([[0.0], [4.0]]), start=torch.tensor([9.0]))
     plan = Plan(until=500.0, every=1.0, metric=metric, lower_is_better=True, stop_at=goal)
     run = Simulation(task, 2, World(slow=0.0), FedAvg(sampled=2), Identity(), sgd(0.1), plan)
     list(run)
-    shown = metric if metric != "unknown" else "loss"
-    assert run.rows[-1][shown] <= goal < run.rows[-2][shown]
+    assert run.rows[-1][metric] <= goal < run.rows[-2][metric]
+
+
+def one_client(plan: Plan, *, seed: object = 0, executor: str = "auto", lr: float = 0.1) -> Simulation:
+    """Of a quadratic, which has a loss and a distance."""
+    task = Quadratic(torch.tensor([1.0]), torch.zeros(1, 1), start=torch.tensor([9.0]))
+    seeded = replace(plan, seed=cast(int, seed))
+    return Simulation(task, 1, World(slow=0.0), FedAvg(sampled=1), Identity(), sgd(lr), seeded, executor=executor)
+
+
+@pytest.mark.parametrize("wrong", [{"metric": "acuracy"}, {"metric": "accuracy", "stop_at": 0.9}], ids=str)
+def test_a_metric_that_the_task_does_not_have_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"the metric is 'ac+uracy', the task measures loss, distance; choose"):
+        next(iter(one_client(Plan(until=10.0, every=1.0, **wrong))))
+    rows = list(one_client(Plan(until=10.0, every=1.0)))  # the usual one is nobody's wish
+    assert rows
+
+
+def test_an_executor_or_a_seed_that_there_is_not_is_refused() -> None:
+    plan = Plan(until=10.0, every=1.0)
+    with pytest.raises(ValueError, match="executor is 'gpu', must be one of auto, sequential, vectorised, graph"):
+        one_client(plan, executor="gpu")
+    for seed in 1.5, "one", None:
+        with pytest.raises(TypeError, match=f"seed is {seed!r}, must be an integer"):
+            one_client(plan, seed=seed)
+    assert next(iter(one_client(plan, seed=np.int64(3)))) is not None
+
+
+def test_a_loss_beyond_all_sense_is_no_result() -> None:
+    """Each step multiplies the distance by −9: after 30 steps the loss is 10⁵⁸ times as large, and finite."""
+    run = one_client(Plan(until=60.0, every=1.0, metric="loss"), lr=10.0)
+    with pytest.raises(Diverged, match=r"in round \d+ the loss is \d\.\d+e\+\d+; try a smaller lr"):
+        list(run)
+    assert run.rows
+    assert max(row["loss"] for row in run.rows) < 1e12

@@ -1,7 +1,10 @@
 """Modules as vectors, data, partitions."""
 
+from collections import OrderedDict
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -234,6 +237,78 @@ def test_batches_may_be_tuples_or_dictionaries() -> None:
         losses.append([row["loss"] for row in result.rows])
     assert losses[0] == losses[1]
     assert losses[0][-1] < losses[0][0]
+
+
+class ModelOutput(OrderedDict[str, Any]):
+    """As Hugging Face's: a dictionary whose entries are attributes, too; what is None is no entry."""
+
+    def __init__(self, logits: torch.Tensor, cache: object = None, hidden: object = None, mean: object = None) -> None:
+        super().__init__()
+        for name, value in (("logits", logits), ("cache", cache), ("hidden", hidden), ("mean", mean)):
+            if value is not None:
+                self[name] = value
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        super().__setitem__(name, value)
+        setattr(self, name, value)
+
+    def __reduce__(self) -> Any:
+        return type(self), tuple(self.get(name) for name in ("logits", "cache", "hidden", "mean"))
+
+
+class Pair(NamedTuple):
+    logits: torch.Tensor
+    hidden: tuple[torch.Tensor, ...]
+
+
+class Rich(nn.Module):
+    """Gives more than logits."""
+
+    def __init__(self, made: Callable[..., Any]) -> None:
+        super().__init__()
+        self.inner, self.made = nn.Linear(3, 2), made
+
+    def forward(self, x: torch.Tensor) -> Any:
+        logits = self.inner(x)
+        return self.made(logits, (x, logits))
+
+
+@pytest.mark.parametrize("per_client", [False, True])
+@pytest.mark.parametrize(
+    "made",
+    [Pair, lambda logits, hidden: ModelOutput(logits, cache=object(), hidden=hidden, mean=logits.mean())],
+    ids=["named tuple", "model output"],
+)
+def test_metrics_see_what_the_model_returned_however_many_examples_there_are(
+    made: Callable[..., Any], per_client: bool
+) -> None:
+    torch.manual_seed(0)
+    module = Rich(made)
+    kinds = set()
+
+    def hits(outputs: Any, targets: torch.Tensor) -> torch.Tensor:
+        kinds.add(type(outputs))
+        assert outputs.hidden[1].shape == outputs.logits.shape
+        return accuracy(outputs.logits, targets)
+
+    clients = [(torch.randn(700, 3), torch.randint(2, (700,))), (torch.randn(400, 3), torch.randint(2, (400,)))]
+    for own in clients, clients[1:]:  # more than is evaluated at a time, and less
+        task = Supervised(
+            module,
+            own,
+            loss=lambda outputs, targets: functional.cross_entropy(outputs.logits, targets),
+            metrics={"hits": hits},
+            per_client=per_client,
+        )
+        score = task.evaluate(*task.initial())
+        inputs, targets = (torch.cat(part) for part in zip(*own, strict=True))
+        assert score["hits"] == pytest.approx(float(accuracy(module.inner(inputs), targets)))
+    assert kinds == {type(made(torch.zeros(1, 2), ()))}
+
+
+def test_what_is_no_tensor_is_no_data() -> None:
+    with pytest.raises(TypeError, match=r"a batch has a ndarray, must be made of tensors; torch\.as_tensor"):
+        Supervised(nn.Linear(3, 2), [(np.zeros((5, 3)), torch.zeros(5))])
 
 
 def test_parts_of_different_length_are_refused() -> None:

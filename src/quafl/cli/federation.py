@@ -14,8 +14,8 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from quafl.cli.terminal import REPORT, complain, console, extras, one_sentence, remedy
-from quafl.record.summary import RecordError, read_curve
+from quafl.cli.terminal import complain, console, extras, one_sentence, remedy
+from quafl.record.summary import REPORT, RecordError, read_curve
 from quafl.settings.base import SettingsError
 
 PASSPHRASE = "QUAFL_PASSPHRASE"  # the environment variable that answers whatever asks for a passphrase

@@ -12,8 +12,8 @@ from rich.padding import Padding
 from rich.table import Table
 
 from quafl.cli.results import conclude, work_off
-from quafl.cli.terminal import REPORT, Changes, Device, Jobs, complain, console, one_sentence
-from quafl.record.summary import RecordError, RunError, read_curve
+from quafl.cli.terminal import Changes, Device, Jobs, complain, console, one_sentence
+from quafl.record.summary import REPORT, RecordError, RunError, read_curve
 from quafl.run import figures as judging
 from quafl.run.folders import RunFolder, accumulate, share
 from quafl.run.tuning import around, choose, grid

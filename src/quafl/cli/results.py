@@ -1,24 +1,29 @@
-"""What a run comes to: bars while it goes on, then the table and the page."""
+"""What a run comes to: bars or lines while it goes on, then the table and the page."""
 
+from math import inf
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 from rich import box
+from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from quafl.cli.terminal import complain, console
 from quafl.record import plots
 from quafl.record import report as reporting
 from quafl.record.files import write_atomically
 from quafl.record.rows import Row
-from quafl.record.summary import Curve, RecordError, ranked, sent, verdict
+from quafl.record.summary import Curve, RecordError, check_showable, ranked, sent, verdict
 from quafl.run.folders import RunFolder
 from quafl.run.jobs import Job, News
 from quafl.run.pool import Interrupted, run
 
 MOST_BARS = 24
+LONGEST_LABEL, BAR, REMAINING = 24, 12, 7  # characters
+PAUSE = 5.0  # seconds between two lines about the same seed
 
 
 def work_off(
@@ -29,33 +34,57 @@ def work_off(
     ray: str | None = None,
     checkpoint_seconds: float = 60.0,
 ) -> list[str]:
-    """What is left to do of them, shown as it comes; `go_on` says how to, if it is interrupted. A sentence is given
-    back for each run that ended before its time."""
+    """What is left to do of them, shown as it comes: by bars in a terminal, elsewhere by lines. `go_on` says how to, if
+    it is interrupted. A sentence is given back for each run that ended before its time."""
+    options: dict[str, Any] = {"processes": jobs, "ray": ray, "checkpoint_seconds": checkpoint_seconds}
     try:
-        with _progress() as progress:
-            bars = _Bars(progress, folders)
-            troubles = run(folders, processes=jobs, ray=ray, on_news=bars, checkpoint_seconds=checkpoint_seconds)
+        if not console.is_terminal:
+            return run(folders, on_news=_Lines(console), **options)
+        with progress(console) as shown:
+            bars = Bars(shown, folders)
+            troubles = run(folders, on_news=bars, **options)
             bars.finish()
     except Interrupted as stopped:
         complain(f"interrupted; {go_on}", code=stopped.code)
     return troubles
 
 
-def _progress() -> Progress:
+class _Lines:
+    """A line for what is told, and for each seed one every few seconds."""
+
+    def __init__(self, there: Console) -> None:
+        self._console = there
+        self._said: dict[tuple[Path, int], float] = {}  # when a line was
+
+    def __call__(self, job: Job, word: News) -> None:
+        place = job.checkpoint.parent, job.seed
+        if not isinstance(word, str):
+            if monotonic() < self._said.get(place, -inf) + PAUSE:
+                return
+            self._said[place] = monotonic()
+            share = word["time"] / job.settings.run.until
+            word = f"{share:.0%}, round {word['round']:,.0f}, time {word['time']:,.0f}, {_score(word)}"
+        said = f"{job.settings.label}, seed {job.seed}: {word}"
+        self._console.print(said, markup=False, highlight=False, soft_wrap=True)
+
+
+def progress(there: Console) -> Progress:
+    """Bars with room for what is told beside them."""
+    one_line: dict[str, Any] = {"no_wrap": True, "overflow": "ellipsis"}
     return Progress(
-        TextColumn("{task.description:<14}"),
-        BarColumn(bar_width=12),
-        TextColumn("{task.percentage:>3.0f} %  {task.fields[news]}"),
-        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
-        console=console,
+        TextColumn("{task.description:<14}", table_column=Column(max_width=LONGEST_LABEL, **one_line)),
+        BarColumn(bar_width=BAR, table_column=Column(min_width=BAR)),
+        TextColumn("{task.percentage:>3.0f} %  {task.fields[news]}", table_column=Column(**one_line)),
+        TimeRemainingColumn(compact=True, elapsed_when_finished=True, table_column=Column(min_width=REMAINING)),
+        console=there,
     )
 
 
-class _Bars:
+class Bars:
     """A progress bar a curve, or one for all of very many: how far its seeds are, and what they have reached."""
 
-    def __init__(self, progress: Progress, folders: list[RunFolder]) -> None:
-        self._progress = progress
+    def __init__(self, shown: Progress, folders: list[RunFolder]) -> None:
+        self._progress = shown
         self._began = monotonic()
         self._latest: dict[tuple[Path, int], Row] = {}
         self._first: dict[tuple[Path, int], Row] = {}
@@ -63,16 +92,19 @@ class _Bars:
         self._bars: dict[Path, TaskID] = {}
         if len(folders) > MOST_BARS:
             total = sum(folder.settings.run.until * len(folder.settings.run.seeds) for folder in folders)
-            bar = progress.add_task(f"{len(folders)} curves", total=total, news="")
+            bar = shown.add_task(f"{len(folders)} curves", total=total, news="")
             self._bars = dict.fromkeys((folder.path for folder in folders), bar)
         for folder in folders:
             plan = folder.settings.run
             if folder.path not in self._bars:
-                bar = progress.add_task(escape(folder.settings.label), total=plan.until * len(plan.seeds), news="")
+                bar = shown.add_task(escape(folder.settings.label), total=plan.until * len(plan.seeds), news="")
                 self._bars[folder.path] = bar
-            progress.update(self._bars[folder.path], advance=plan.until * len(folder.rows))
+            shown.update(self._bars[folder.path], advance=plan.until * len(folder.rows))
+        label = min(LONGEST_LABEL, max([14, *(len(task.description) for task in shown.tasks)]))
+        self._room = shown.console.width - (label + BAR + len("100 %  ") + REMAINING + 3)  # spaces between columns
 
     def __call__(self, job: Job, word: News) -> None:
+        """A row moves its bar; a word stands above all bars."""
         place = job.checkpoint.parent
         if isinstance(word, str):
             said = f"{job.settings.label}, seed {job.seed}: {word}"
@@ -90,24 +122,42 @@ class _Bars:
             self._progress.update(bar, completed=self._progress.tasks[bar].total)
 
     def _news(self, place: Path, row: Row) -> str:
-        """Of the seed that was heard last; steps and megabytes of all that the bar stands for."""
+        """Of the seed that was heard last; steps and megabytes of all that the bar stands for. What does not fit is
+        left out, the least important first."""
         mine = [
             (self._first[key], last) for key, last in self._latest.items() if self._bars[key[0]] == self._bars[place]
         ]
         rate = sum(last["local_steps"] - first["local_steps"] for first, last in mine) / (monotonic() - self._began)
-        score = f"accuracy {row['accuracy']:.3f}" if "accuracy" in row else f"loss {row['loss']:.3g}"
-        news = f"round {row['round']:,.0f}, time {row['time']:,.0f}, {score}, {rate:,.0f} steps/s"
-        return news if place in self._alone else f"{news}, {sum(sent(last) for _, last in mine):,.0f} MB"
+        megabytes = "" if place in self._alone else f"{sum(sent(last) for _, last in mine):,.0f} MB"
+        told = [
+            f"round {row['round']:,.0f}",
+            f"time {row['time']:,.0f}",
+            _score(row),
+            f"{rate:,.0f} steps/s",
+            megabytes,
+        ]
+        for least in (0, 4, 3, 1):
+            if len(", ".join(filter(None, told))) > self._room:
+                told[least] = ""
+        return ", ".join(filter(None, told))
+
+
+def _score(row: Row) -> str:
+    return f"accuracy {row['accuracy']:.3f}" if "accuracy" in row else f"loss {row['loss']:.3g}"
 
 
 def conclude(curves: list[Curve], page: Path) -> None:
     """The closing table, who came first, and the page."""
     if page.suffix == ".png":
         raise RecordError(f"--out is {page}, which is where the picture beside the page goes; name it .html")
+    check_showable(curves)
     curves = ranked(curves)
     headings, lines = reporting.table(curves)
     table = Table(
-        title="Mean ± standard deviation over seeds", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True
+        title=f"Mean ± standard deviation over {reporting.seeds_of(curves)}",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
     )
     for number, heading in enumerate(headings[: 1 + reporting.BRIEF]):
         table.add_column(heading, justify="right" if number else "left", no_wrap=True)

@@ -7,9 +7,9 @@ import safetensors.torch
 import typer
 
 from quafl.cli.results import conclude, work_off
-from quafl.cli.terminal import REPORT, Changes, Jobs, complain, console, one_sentence
+from quafl.cli.terminal import Changes, Jobs, complain, console, one_sentence
 from quafl.record.files import write_atomically
-from quafl.record.summary import read_curve, read_curves
+from quafl.record.summary import REPORT, read_curve, read_curves
 from quafl.run.folders import prepare, reopen, trained_model
 from quafl.settings.base import SettingsError
 from quafl.settings.curve import Settings
@@ -91,7 +91,8 @@ def export(
 def report(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR…", help="Folders that 'quafl run' wrote.")],
     out: Annotated[Path | None, typer.Option(help="The page; by default report.html in the first folder.")] = None,
+    target: Annotated[float | None, typer.Option(help="Of the metric, in place of what the settings say.")] = None,
 ) -> None:
     """Show recorded runs: a table here, and a page with the curves."""
     with one_sentence():
-        conclude(read_curves(folders), out or folders[0] / REPORT)
+        conclude(read_curves(folders, target), out or folders[0] / REPORT)

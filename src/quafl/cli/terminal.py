@@ -14,7 +14,6 @@ from quafl.tasks import DataError
 
 console = Console()
 
-REPORT = "report.html"
 Changes = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of every curve, e.g. algorithm.lr=0.2."),
@@ -39,7 +38,7 @@ def one_sentence() -> Iterator[None]:
     except (SettingsError, RecordError, DataError, InUse, RunError) as error:
         complain(str(error))
     except OSError as error:
-        complain(f"{error.filename}: {error.strerror}")
+        complain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
 
 
 @contextmanager

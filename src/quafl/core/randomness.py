@@ -1,6 +1,8 @@
 """Randomness without global seeds: one generator per role, all derived from the run's one seed."""
 
 from hashlib import blake2b
+from operator import index
+from typing import SupportsIndex
 
 import torch
 from torch import Tensor
@@ -16,7 +18,9 @@ class Generators:
     """`generators["sampling"]` and so on; each role's stream is independent of how much the others drew."""
 
     def __init__(self, seed: int) -> None:
-        self.seed = seed
+        if not isinstance(seed, SupportsIndex):
+            raise TypeError(f"seed is {seed!r}, must be an integer")
+        self.seed = index(seed)
         self._by_role: dict[str, torch.Generator] = {}
 
     def __getitem__(self, role: str) -> torch.Generator:

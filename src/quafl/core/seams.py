@@ -22,6 +22,7 @@ Counts: TypeAlias = Tensor  # "m", int64
 Batch: TypeAlias = Any  # what a task's `batch` hands to its `gradient`; opaque to everybody else
 Score: TypeAlias = Mapping[str, float]  # "loss" and the user's metrics by name
 OptimizerState: TypeAlias = tuple[Tensor, ...]
+Shapes: TypeAlias = Mapping[str, tuple[int, ...]]  # of tensors by name, in the order in which a vector has them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +70,8 @@ class Totals:
 
 
 class Task(Protocol):
-    """What is learned, and from what."""
+    """What is learned, and from what. One that also has `layout() -> tuple[Shapes, Shapes]` says of which tensors its
+    model and its buffers are made: a federation refuses clients that have others."""
 
     def initial(self) -> tuple[Model, Buffers]:
         """The model everybody starts from."""

@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 SHARE = 0.05  # of the time, at most, goes into checkpoints
 GLANCE = 0.5  # seconds between two looks at whether to stop
-FORMAT = 3  # of checkpoints
+FORMAT = 4  # of checkpoints
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +246,7 @@ class Coordinator:
             metric=goals.metric,
             lower_is_better=goals.lower_is_better,
             trains=False,
+            stops=goals.stop_at_target,
             average=goals.average,
         )
         self._checkpoints, self._journal, self._made_with = checkpoints, journal, made_with

@@ -27,6 +27,7 @@ from quafl.core.seams import Algorithm, ClientState, Optimizer, Task
 from quafl.core.server import keyed
 from quafl.protocol import log, messages
 from quafl.protocol.carrier import SERVER, Octets, Unadmitted, Unreachable
+from quafl.protocol.layout import beginning, digest_of, layout_of
 from quafl.protocol.log import Reported
 from quafl.protocol.machine import ERROR, INFO, WARNING, Ask, Asked, Compute, Flow, Machine, Until, Write
 from quafl.protocol.messages import (
@@ -116,6 +117,8 @@ class ClientSide(Machine):
         self._remembers = False  # something from before, in this state or in what is to be applied to it
         self._to_apply: list[Message] = []  # to a client that has no model yet
         self._model, self._buffers = task.initial()
+        self._layout = layout_of(task)
+        self._layout_digest = digest_of(self._layout)
         self._terms: Terms | None = None
         self._text: dict[str, Any] = {}
         self._run = ""
@@ -211,8 +214,8 @@ class ClientSide(Machine):
 
     def _say_hello(self, *, leaving: bool = False) -> Flow:
         hello = {
-            "dim": len(self._model),
-            "buffers": len(self._buffers),
+            "layout": self._layout_digest,
+            "tensors": beginning(self._layout) if self._terms is None else (),  # the server says which is another
             "session": self.session,
             "leaving": leaving,
             "busy": self._busy.hex(),

@@ -15,6 +15,7 @@ from quafl.protocol import log, messages
 from quafl.protocol.carrier import Octets, Unreachable
 from quafl.protocol.debts import Arrival, Debts, Question
 from quafl.protocol.judge import Judge, Opinion
+from quafl.protocol.layout import Layout, difference, digest_of
 from quafl.protocol.log import Entry, Idled, Joined, Missed, Returned, Took
 from quafl.protocol.machine import ERROR, INFO, WARNING, Ask, Asked, Compute, Flow, Until, Write
 from quafl.protocol.members import Limits, Member
@@ -42,12 +43,19 @@ class Contacts(Debts):
     """A machine that has them. What is taken is written down before."""
 
     def __init__(
-        self, algorithm: Algorithm, coders: Coders, server: ServerState, welcome: dict[str, Any], limits: Limits
+        self,
+        algorithm: Algorithm,
+        coders: Coders,
+        server: ServerState,
+        layout: Layout,
+        welcome: dict[str, Any],
+        limits: Limits,
     ) -> None:
         super().__init__(algorithm, server, limits)
         self.finished = False
         self.on_entry: Callable[[Entry], None] = lambda entry: None  # sees what is written down, or replayed
         self._coders, self._welcome = coders, welcome
+        self._layout, self._layout_digest = layout, digest_of(layout)
         self._judge = Judge(algorithm, coders, limits.far)
         self._script: deque[Entry] = deque()  # of an earlier process, until it is used up
         self._unwritten = False  # the journal has a gap: what comes after it does not survive a crash
@@ -92,10 +100,10 @@ class Contacts(Debts):
         session, leaving = hello.get("session"), hello.get("leaving", False)
         if not (isinstance(session, str) and re.fullmatch(r"[0-9a-f]{1,32}", session) and isinstance(leaving, bool)):
             raise WireError("says hello without saying which process it is, or whether it leaves")
-        mine, theirs = (len(self.server.model), len(self.server.buffers)), (hello.get("dim"), hello.get("buffers"))
-        if mine != theirs:
-            reason = f"the server's model has {mine[0]} parameters and {mine[1]} buffers, that of {name} another number"
-            return Rejected(f"{reason}; use the same model".encode())
+        if hello.get("layout") != self._layout_digest:
+            reason = f"{difference(self._layout, name, hello.get('tensors'))}; use the same model at both ends"
+            self._say(WARNING, "%s cannot take part: %s", name, reason)
+            return Rejected(reason.encode())
         if self.finished:
             return Finished()
         new = self.members.get(name) is None
@@ -222,10 +230,7 @@ class Contacts(Debts):
                 member.repairs = -MOST_REPAIRS
                 yield from self._whole(member, question)
             case Broken():
-                self.totals.broken += 1
-                self._lose(member)
-                self._say(WARNING, "%s, round %d: its progress was not finite", member.name, question.round)
-                self._strike(member, "answers that were not finite")
+                self._hear_broken(member, question)
             case Idle() | Reply() if member.judging == ticket:
                 yield Until(lambda: member.judging != ticket)  # said again while the first is being taken
             case Idle() | Reply():
@@ -239,13 +244,21 @@ class Contacts(Debts):
                     if member.judging == ticket:
                         member.judging = b""
 
+    def _hear_broken(self, member: Member, question: Question) -> None:
+        """That it has come to what is no number."""
+        self.totals.broken += 1
+        self._lose(member)
+        self._say(WARNING, "%s, round %d: its progress was not finite", member.name, question.round)
+        if self.members.broke(member, self.now):
+            self._left_out(member, "answers that were not finite; look at its data, or try a smaller lr")
+
     def _hear_idle(self, member: Member, question: Question) -> Flow:
         """That it has nothing to answer: written down, and only then taken."""
         if self._algorithm.records.idle:
             raise WireError("says that it has taken no step, and has to answer all the same")
         yield from self._write(Idled(member.name, question.ticket.hex(), member.whole))
         if member.owes == question.ticket:  # else nobody waits for it any more
-            self.members.well_done(member, self.now - question.asked_at)
+            self.members.well_done(member, self.now - question.asked_at, steps=0)
             self._take_idle(member)
 
     def _hear_reply(self, member: Member, question: Question, message: Reply, octets: Octets) -> Flow:
@@ -261,7 +274,7 @@ class Contacts(Debts):
         if member.owes == ticket:  # else nobody waits for it any more
             seconds = member.seconds if member.accepted else self.now - question.asked_at
             self._take(member, question, opinion, octets)
-            self.members.well_done(member, seconds)
+            self.members.well_done(member, seconds, message.steps)
 
     def _take(self, member: Member, question: Question, opinion: Opinion, octets: Octets) -> None:
         """It owes nothing any more."""

@@ -22,6 +22,7 @@ SURVIVING = (
     "contacts",
     "steps",
     "exclusions",
+    "broken",
     "receipt",
     "session",
 )  # of a member, in a checkpoint
@@ -54,6 +55,7 @@ class Member:
     exclusions: int = 0
     faults: int = 0  # in a row
     strikes: float = 0.0  # answers that were late, or none at all, and have not been made up for
+    broken: int = 0  # answers that were not finite, since the last one that had a step in it and was
     seconds: float = nan  # that its last answer took
     hellos: float = HELLOS  # that it may still say at once
     hellos_at: float = -inf  # when that was so
@@ -154,12 +156,22 @@ class Members:
         member.hellos, member.hellos_at = max(0.0, left - 1), now
         return left >= 1
 
-    def well_done(self, member: Member, seconds: float) -> None:
-        """A good reply, after so many seconds."""
+    def well_done(self, member: Member, seconds: float, steps: int) -> None:
+        """A good reply, after so many seconds and local steps. One without a step does not show that the client's
+        steps are finite."""
         member.faults, member.contacts, member.seconds = 0, member.contacts + 1, seconds
         member.strikes = max(0.0, member.strikes - FORGIVEN)
-        if member.contacts % REFORMED == 0:
+        if steps:
+            member.broken = 0
+        if member.contacts % REFORMED == 0 and not member.broken:
             member.exclusions = max(0, member.exclusions - 1)
+
+    def broke(self, member: Member, now: float) -> bool:
+        """An answer that was not finite: a strike that only finite steps make up for. Who was left out for that, and
+        has nothing better to say afterwards, is left out again at once; whether it is left out now."""
+        member.strikes = max(member.strikes, member.broken)
+        member.broken += 1
+        return self.strike(member, now)
 
     def strike(self, member: Member, now: float) -> bool:
         """No fault, if it happens now and then; whether it is left out now."""

@@ -18,7 +18,7 @@ from quafl.codec.seams import WireError
 from quafl.protocol.carrier import Octets
 
 MAGIC = b"QFED"
-VERSION = 3
+VERSION = 4
 TICKET = 16  # octets
 LONGEST_TEXT = 65536  # octets
 MARGIN = 1_000_000  # octets of a message beside its vectors

@@ -30,6 +30,7 @@ from quafl.protocol.carrier import Octets
 from quafl.protocol.contacts import Contacts
 from quafl.protocol.debts import Arrival, Question
 from quafl.protocol.judge import Opinion
+from quafl.protocol.layout import Layout
 from quafl.protocol.log import Entry, Gave, Idled, Joined, Looked, Missed, Returned, Took
 from quafl.protocol.machine import ERROR, Compute, Flow, Until
 from quafl.protocol.members import Limits, Member
@@ -52,7 +53,7 @@ class Ended(NamedTuple):
 class ServerSide(Contacts):
     """The server's machine. It runs the algorithm, round after round; after each, it waits until `go_on` is called.
 
-    `welcome` is what a newcomer is told. `restore` takes up a run that was left.
+    `layout` is of the model, `welcome` what a newcomer is told. `restore` takes up a run that was left.
     """
 
     def __init__(
@@ -61,10 +62,11 @@ class ServerSide(Contacts):
         coders: Coders,
         server: ServerState,
         rng: Generators,
+        layout: Layout,
         welcome: dict[str, Any],
         limits: Limits = Limits(),  # noqa: B008  # immutable
     ) -> None:
-        super().__init__(algorithm, coders, server, welcome, limits)
+        super().__init__(algorithm, coders, server, layout, welcome, limits)
         self.failure: Exception | None = None
         self.reached = False  # a round is over, and whoever drives this has not said go on
         self._rng = rng
@@ -350,7 +352,7 @@ class ServerSide(Contacts):
         assert isinstance(message, Reply)
         opinion = yield Compute(lambda: self._judge.read(message, spoken, replay(known), inf))  # it was believed
         self._take(member, question, opinion, octets)
-        self.members.well_done(member, member.seconds)
+        self.members.well_done(member, member.seconds, message.steps)
 
 
 def past_after(past: bytes, entry: Looked | Gave) -> bytes:

@@ -7,12 +7,14 @@ import torch
 
 from quafl.core.messages import Buffers, Model
 from quafl.core.pieces import is_finite
-from quafl.core.seams import ServerState, Task, Totals
-from quafl.record.rows import Row, make_row, worth
+from quafl.core.seams import Score, ServerState, Task, Totals
+from quafl.record.rows import METRIC, Row, make_row, worth
+
+LOST = 1e9  # times the loss of the initial model, or one: who is there will not come back
 
 
 class Diverged(Exception):
-    """Training has left the finite numbers."""
+    """Training has left the finite numbers, or all sense."""
 
     rows: "list[Row]" = []  # noqa: RUF012  # until then, if whoever ran it has kept them
 
@@ -33,8 +35,9 @@ class Best(NamedTuple):
 
 
 class Evaluations:
-    """Every so much time there is one. The best model is the one with the highest `metric`, or lowest, or with the
-    lowest loss where the task does not have the metric. `trains`: clients learn from what the task here has.
+    """Every so much time there is one. The best model is the one with the highest `metric`, or lowest; or with the
+    lowest loss where the task does not have the usual metric, and the run does not `stop` at a value of it. `trains`:
+    clients learn from what the task here has.
 
     With an `average`, what is shown is an average of the server's models over time, with that time constant τ:
     a_k = a_{k−1} + (1 − e^{−(t_k − t_{k−1})/τ})·(X_k − a_{k−1}). What the clients get is X_k all the same.
@@ -50,6 +53,7 @@ class Evaluations:
         metric: str,
         lower_is_better: bool,
         trains: bool,
+        stops: bool = False,
         average: float = 0.0,
     ) -> None:
         self.rows: list[Row] = []
@@ -57,7 +61,7 @@ class Evaluations:
         self.best = Best(-inf, self.shown)
         self.due = 0.0  # when the next is
         self.time = 0.0  # of what is shown
-        self._task, self._every, self._seed, self._trains = task, every, seed, trains
+        self._task, self._every, self._seed, self._trains, self._stops = task, every, seed, trains, stops
         self._metric, self._lower_is_better, self._average = metric, lower_is_better, average
 
     def reach(self, time: float, server: ServerState) -> None:
@@ -78,10 +82,7 @@ class Evaluations:
         score = dict(self._task.evaluate(shown.model, shown.buffers))
         if not self._trains:
             score.pop("train_loss", None)
-        if not isfinite(score.get("loss", 0.0)):
-            if not self.rows:
-                raise ValueError(f"the loss of the initial model is {score['loss']}; look at the model and the data")
-            raise Diverged(f"in round {shown.round} the loss is {score['loss']}; try a smaller lr")
+        self._check(score)
         row = {**make_row(self._seed, time, shown.round, totals, score), **more}
         self.rows.append(row)
         if score:
@@ -90,6 +91,14 @@ class Evaluations:
                 self.best = Best(value, shown)
         self.due = self._every * (time // self._every + 1)
         return row
+
+    def _check(self, score: Score) -> None:
+        if not self.rows:
+            check_first(score, self._metric, stops=self._stops)
+            return
+        loss = score.get("loss", 0.0)
+        if not abs(loss) <= LOST * max(1.0, abs(self.rows[0].get("loss", 0.0))):
+            raise Diverged(f"in round {self.shown.round} the loss is {loss:.3g}; try a smaller lr")
 
     def state(self) -> dict[str, Any]:
         """For `restore`."""
@@ -107,3 +116,12 @@ class Evaluations:
         self.shown = Standing(*state["shown"])
         self.best = Best(state["best"]["worth"], Standing(*state["best"]["shown"]))
         self.due, self.time = state["due"], state["time"]
+
+
+def check_first(score: Score, metric: str, *, stops: bool) -> None:
+    """Whether the initial model can be judged by that, and a run can go on from it; a ValueError if not."""
+    if not isfinite(score.get("loss", 0.0)):
+        raise ValueError(f"the loss of the initial model is {score['loss']}; look at the model and the data")
+    if metric not in score and (stops or (score and metric != METRIC)):
+        measured = ", ".join(score) or "nothing"
+        raise ValueError(f"the metric is {metric!r}, the task measures {measured}; choose one of these")

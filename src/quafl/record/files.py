@@ -24,8 +24,10 @@ def write_atomically(path: Path, mode: str = "w", *, private: bool = False) -> I
             stream.flush()
             os.fsync(stream.fileno())
         part.replace(path)
-    except BaseException:
+    except BaseException as error:
         part.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:  # of a full disk, a stream does not say where
+            error.filename = str(path)
         raise
 
 
@@ -36,6 +38,9 @@ def make_private(folder: Path) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
 
 
+LOCK = "in-use"  # in a folder that a process has, or has had, to itself
+
+
 class InUse(Exception):
     """Another process has the folder."""
 
@@ -44,7 +49,7 @@ class InUse(Exception):
 def alone(folder: Path, remedy: str) -> Iterator[None]:
     """Nobody else is in such a block for that folder; it is made, for its owner's eyes only, if it is not there."""
     make_private(folder)
-    lock = os.open(folder / "in-use", os.O_CREAT | os.O_WRONLY, 0o600)
+    lock = os.open(folder / LOCK, os.O_CREAT | os.O_WRONLY, 0o600)
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from quafl.record import plots
 from quafl.record.summary import (
     Curve,
+    ended_without,
     final,
     megabytes,
     megabytes_to_target,
@@ -34,15 +35,17 @@ pre { background: #f6f6f6; padding: .8rem; overflow-x: auto; font-size: .85rem }
 
 def _time(curve: Curve) -> str:
     times, seeds = time_to_target(curve), curve.planned
+    if not curve.aims:
+        return "–"
     if not times.values:
-        return "never"
+        return f"not by {ended_without(curve):g}"
     return times.show("{:.0f}") + (f" ({len(times.values)}/{seeds})" if len(times.values) < seeds else "")
 
 
 _COLUMNS: list[tuple[str, Callable[[Curve], str]]] = [
     ("final {metric}", lambda curve: final(curve, curve.metric).show("{:.3f}")),
-    ("time to {target:g}", _time),
-    ("MB to {target:g}", lambda curve: megabytes_to_target(curve).show("{:.2f}")),
+    ("time to {target}", _time),
+    ("MB to {target}", lambda curve: megabytes_to_target(curve).show("{:.2f}")),
     ("MB sent", lambda curve: megabytes(curve).show("{:.1f}")),
     ("repairs", lambda curve: final(curve, "refined").show("{:.0f}")),
     ("local steps", lambda curve: final(curve, "local_steps").show("{:,.0f}")),
@@ -53,14 +56,28 @@ BRIEF = 5  # columns that fit a terminal
 
 def table(curves: Sequence[Curve]) -> tuple[list[str], list[list[str]]]:
     """Headings and lines of the closing table, a curve's label first; mean ± standard deviation over seeds."""
-    names = {"metric": curves[0].metric, "target": curves[0].target}
+    targets = {f"{curve.target:g}" for curve in curves if curve.aims}
+    names = {"metric": curves[0].metric, "target": targets.pop() if len(targets) == 1 else "target"}
     headings = ["", *(heading.format(**names) for heading, _ in _COLUMNS)]
     return headings, [[curve.label, *(show(curve) for _, show in _COLUMNS)] for curve in curves]
 
 
+def seeds_of(curves: Sequence[Curve]) -> str:
+    """Which there are, said once if all curves have the same."""
+    said = {curve.label: ", ".join(map(str, sorted(curve.seeds))) for curve in curves}
+    if len(set(said.values())) == 1:
+        return f"seed{'s' if len(curves[0].seeds) > 1 else ''} {said[curves[0].label]}"
+    return "seeds: " + "; ".join(f"{label} {seeds}" for label, seeds in said.items())
+
+
 def main_figure(curves: Sequence[Curve]) -> Figure:
     """The metric against time."""
-    return plots.draw(curves, plots.time_of(curves), plots.column(curves[0].metric), goal=curves[0].target)
+    return plots.draw(curves, plots.time_of(curves), plots.column(curves[0].metric), goal=_goal(curves))
+
+
+def _goal(curves: Sequence[Curve]) -> float | None:
+    """The line in the pictures."""
+    return curves[0].target if curves[0].aims else None
 
 
 def page(curves: Sequence[Curve]) -> str:
@@ -69,24 +86,24 @@ def page(curves: Sequence[Curve]) -> str:
     time = plots.time_of(curves)
     figures = [
         (f"Against {time.label}", main_figure(curves)),
-        ("Against what was sent", plots.draw(_talking(curves), plots.MEGABYTES, metric, goal=curves[0].target)),
+        ("Against what was sent", plots.draw(_talking(curves), plots.MEGABYTES, metric, goal=_goal(curves))),
         (f"Loss against {time.label}", plots.draw(curves, time, _loss(curves), log=True)),
-        ("Against the work done", plots.draw(curves, plots.STEPS, metric, goal=curves[0].target)),
+        ("Against the work done", plots.draw(curves, plots.STEPS, metric, goal=_goal(curves))),
     ]
     pictures = "".join(
         f"<figure>{plots.to_svg(figure)}<figcaption>{escape(caption)}</figcaption></figure>"
         for caption, figure in figures
     )
-    seeds = sorted({seed for curve in curves for seed in curve.seeds})
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>QuAFL report</title><style>{_STYLE}</style></head><body>
 <h1>QuAFL report</h1>
-<p class="small">{escape(_provenance(curves[0].versions))}; seeds {", ".join(map(str, seeds))}</p>
+<p class="small">{escape(_provenance(curves[0].versions))}; {escape(seeds_of(curves))}</p>
 <p class="verdict">{escape(verdict(curves))}</p>
 {_table(curves)}
 <p class="small">Mean ± standard deviation over seeds. A time followed by (2/3) is of the two seeds of three that
-reached the target. A repair is a message that did not decode at first and was refined.</p>
+reached the target; "not by 60" means that none had when the run ended, at time 60. A repair is a message that did not
+decode at first and was refined.</p>
 <h2>Curves</h2>
 <div class="figures">{pictures}</div>
 <p class="small">Lines are means over seeds, bands one standard deviation; the thin grey line is the target.</p>

@@ -4,7 +4,7 @@ import json
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from math import isnan, nan
+from math import isfinite, isnan, nan
 from os.path import commonpath
 from pathlib import Path
 from statistics import mean, stdev
@@ -14,6 +14,8 @@ from quafl.record.rows import Row, by_seed, read_rows
 
 SETTINGS, ROWS, VERSIONS = "settings.toml", "rows.csv", "versions.json"  # in a run folder
 HISTORY = "history.jsonl"  # in that of a federation
+REPORT = "report.html"  # beside the curves
+MOST_NAMES = 4  # of settings, in a sentence
 
 
 class RecordError(Exception):
@@ -33,11 +35,18 @@ class Curve:
     settings: dict[str, Any]
     versions: dict[str, str]
     troubles: dict[int, str] = field(default_factory=dict)  # seeds that ended before their time, and why
+    goal: float | None = None  # in place of the target of the settings
 
     @property
     def target(self) -> float:
         """The accuracy whose time is taken."""
-        return float(self.settings["run"]["target"])
+        return float(self.settings["run"]["target"]) if self.goal is None else self.goal
+
+    @property
+    def aims(self) -> bool:
+        """Whether the target is of what is measured: where the loss stands in for the usual metric, nobody has said
+        one."""
+        return self.goal is not None or self.metric == self.settings["run"]["metric"]
 
     @property
     def talks(self) -> bool:
@@ -65,6 +74,20 @@ class Curve:
         """Seeds that the settings ask for; fewer are here when the run was interrupted."""
         return len(self.settings["run"].get("seeds", [0]))
 
+    @property
+    def problem(self) -> dict[str, Any]:
+        """What must be the same in curves that are compared: what is learned from which data, how they are dealt out,
+        and what counts as an arrival."""
+        run = {"metric": self.metric, "target": self.target, "lower_is_better": self.lower_is_better}
+        clients = {"count": self.settings["clients"].get("count")}
+        return {"task": self.settings.get("task", {}), "clients": clients, "run": run}
+
+    def ended_at(self, seed: int) -> float:
+        """Until when a seed was run; it may have diverged before its time, or was to stop at its target."""
+        rows, run = self.seeds[seed], self.settings["run"]
+        stopped = run.get("stop_at_target", False) and self._is_as_good(rows[-1], float(run["target"]))
+        return rows[-1]["time"] if stopped or seed in self.troubles else self.end(rows)
+
     def end(self, rows: list[Row]) -> float:
         """Until when a seed's last evaluation stands: no later round has ended by the end of the run."""
         last = rows[-1]["time"]
@@ -72,8 +95,10 @@ class Curve:
 
     def at_target(self, row: Row) -> bool:
         """Whether an evaluation is as good as the target."""
-        value = row[self.metric]
-        return value <= self.target if self.lower_is_better else value >= self.target
+        return self.aims and self._is_as_good(row, self.target)
+
+    def _is_as_good(self, row: Row, goal: float) -> bool:
+        return row[self.metric] <= goal if self.lower_is_better else row[self.metric] >= goal
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +124,9 @@ class Spread:
         return pattern.format(self.mean) + ("" if isnan(self.deviation) else " ± " + pattern.format(self.deviation))
 
 
-def read_curves(paths: Sequence[Path]) -> list[Curve]:
-    """All runs in the folders at any depth, ordered by path; a label that repeats gets its folder's path."""
+def read_curves(paths: Sequence[Path], target: float | None = None) -> list[Curve]:
+    """All runs in the folders at any depth, ordered by path, with their own target or this one; a label that repeats
+    gets its folder's path."""
     found = sorted({folder.resolve().parent for path in paths for folder in path.rglob(ROWS)})
     if not found:
         raise RecordError(f"no finished run in {', '.join(map(str, paths))}; give folders that 'quafl run' wrote")
@@ -111,16 +137,26 @@ def read_curves(paths: Sequence[Path]) -> list[Curve]:
         replace(curve, label=f"{curve.label} ({folder.relative_to(above)})") if labels.count(curve.label) > 1 else curve
         for curve, folder in zip(curves, found, strict=True)
     ]
-    metrics, targets = {curve.metric for curve in curves}, {curve.target for curve in curves}
+    if target is not None:
+        if not isfinite(target):
+            raise RecordError(f"--target {target}: must be a finite number")
+        curves = [replace(curve, goal=target) for curve in curves]
+    targets = {curve.target for curve in curves}
+    if len(targets) > 1:
+        raise RecordError(
+            f"the runs have different targets ({', '.join(map(str, sorted(targets)))}); choose one with --target, or "
+            f"report them apart"
+        )
+    return curves
+
+
+def check_showable(curves: Sequence[Curve]) -> None:
+    """Whether they fit into one table and one picture; a RecordError if not."""
+    metrics = {curve.metric for curve in curves}
     if len(metrics) > 1:
         raise RecordError(f"the runs measure different things ({', '.join(sorted(metrics))}); report them apart")
     if len({curve.real for curve in curves}) > 1:
         raise RecordError("some of the runs are simulated and some are real; report them apart")
-    if len(targets) > 1:
-        raise RecordError(
-            f"the runs have different targets ({', '.join(map(str, sorted(targets)))}); report them apart"
-        )
-    return curves
 
 
 def read_curve(folder: Path) -> Curve:
@@ -198,7 +234,12 @@ def arrival(curve: Curve, seed: int) -> Row | None:
 
 def ranked(curves: Sequence[Curve]) -> list[Curve]:
     """Soonest at the target first, and of equally soon ones the one that ends best; a curve of which a seed never got
-    there comes after those that always did."""
+    there comes after those that always did. What cannot be compared stays apart, in the order given."""
+    return [curve for group in comparable(curves) for curve in _ranked(group)]
+
+
+def _ranked(curves: Sequence[Curve]) -> list[Curve]:
+    """Of curves that can be compared."""
 
     def key(curve: Curve) -> tuple[int, float, float]:
         times, end = time_to_target(curve), final(curve, curve.metric).mean
@@ -208,17 +249,81 @@ def ranked(curves: Sequence[Curve]) -> list[Curve]:
     return sorted(curves, key=key)
 
 
+def comparable(curves: Sequence[Curve]) -> list[list[Curve]]:
+    """Groups of those that have the same problem."""
+    groups: list[list[Curve]] = []
+    for curve in sorted(curves, key=lambda curve: not curve.talks):  # a single client is compared with the first group
+        same = (group for group in groups if not _apart(group[0], curve))
+        found = next(same, None)
+        if found is None:
+            groups.append([curve])
+        else:
+            found.append(curve)
+    return groups
+
+
+def _apart(one: Curve, other: Curve) -> list[str]:
+    """The settings for which they cannot be compared. A single client has all the data."""
+    names = different(one.problem, other.problem)
+    return names if one.talks and other.talks else [name for name in names if name != "clients.count"]
+
+
+def different(one: Any, other: Any, path: str = "") -> list[str]:
+    """The names of settings that are not the same in two tables."""
+    if not isinstance(one, dict) or not isinstance(other, dict):
+        return [] if one == other else [path]
+    keys = dict.fromkeys([*one, *other])
+    return [name for key in keys for name in different(one.get(key), other.get(key), f"{path}.{key}".lstrip("."))]
+
+
 def verdict(curves: Sequence[Curve]) -> str:
-    """Who came first per simulated time, in a sentence."""
-    order = ranked(curves)
-    reached = [(curve, time_to_target(curve)) for curve in order]
-    reached = [(curve, times) for curve, times in reached if len(times.values) == curve.planned]
-    goal = f"{order[0].metric} {order[0].target:g}"
+    """Who came first per simulated time, in a sentence; where not all can be compared, in one for each group that can,
+    after another that says why."""
+    groups = comparable(curves)
+    if len(groups) == 1:
+        return _verdict(groups[0])
+    names = list(dict.fromkeys(name for group in groups[1:] for name in _apart(groups[0][0], group[0])))
+    many = len(names) > MOST_NAMES
+    why = ", ".join(names[:MOST_NAMES]) + (f" and {len(names) - MOST_NAMES} more settings" if many else "")
+    told = " ".join(f"{', '.join(curve.label for curve in _ranked(group))}: {_verdict(group)}" for group in groups)
+    return f"Not all are compared: they differ in {why}. {told}"
+
+
+def _verdict(curves: Sequence[Curve]) -> str:
+    """Of curves that can be compared."""
+    order = _ranked(curves)
+    reached = [curve for curve in order if len(time_to_target(curve).values) == curve.planned]
+    others = [curve for curve in order if curve not in reached]
+    longest = max(curve.ended_at(seed) for curve in curves for seed in curve.seeds)
+    short = [curve for curve in others if ended_without(curve) < longest]
+    late = [curve.label for curve in others if curve not in short]
+    said = [_arrivals(reached, order[0])]
+    said += [f"Not with every seed: {', '.join(late)}."] if late and reached else []
+    said += [f"{curve.label} ended before, at time {ended_without(curve):g}." for curve in short if curve.aims]
+    return " ".join([*said, *_other_worlds(curves)])
+
+
+def _arrivals(reached: Sequence[Curve], one: Curve) -> str:
+    """Who got to the target with every seed, and when; `one` is any of all curves."""
+    goal = f"{one.metric} {one.target:g}"
+    if not one.aims:
+        wanted = one.settings["run"]["metric"]
+        return f"There is no {wanted}, and no target for the {one.metric}: set run.metric and run.target, or --target."
     if not reached:
         return f"No algorithm reached {goal} with every seed."
-    sentence = ", then ".join(f"{curve.label} after {times.show('{:.0f}')}" for curve, times in reached)
-    late = [curve.label for curve in order if curve not in [curve for curve, _ in reached]]
-    missed = f" Not with every seed: {', '.join(late)}." if late else ""
-    if order[0].real:
-        return f"At {goal}: {sentence} seconds.{missed}"
-    return f"First at {goal} per simulated time: {sentence} time units.{missed}"
+    sentence = ", then ".join(f"{curve.label} after {time_to_target(curve).show('{:.0f}')}" for curve in reached)
+    if one.real:
+        return f"At {goal}: {sentence} seconds."
+    return f"First at {goal} per simulated time: {sentence} time units."
+
+
+def _other_worlds(curves: Sequence[Curve]) -> list[str]:
+    """A sentence, if the simulated clients do not have the same speeds and links."""
+    worlds = [curve.settings["clients"] for curve in curves if curve.talks and not curve.real]
+    names = dict.fromkeys(name for world in worlds[1:] for name in different(worlds[0], world, "clients"))
+    return [f"They differ in {', '.join(names)}, too."] if names else []
+
+
+def ended_without(curve: Curve) -> float:
+    """When the last of its seeds ended that has not got to the target; NaN if all have that are there."""
+    return max((curve.ended_at(seed) for seed in curve.seeds if arrival(curve, seed) is None), default=nan)

@@ -17,6 +17,7 @@ from quafl.core.randomness import Generators
 from quafl.protocol import journal, messages
 from quafl.protocol.carrier import SERVER, Unreachable
 from quafl.protocol.client import ClientSide
+from quafl.protocol.layout import layout_of
 from quafl.protocol.machine import Answer, Ask, Asked, Compute, Do, Done, Effect, Say, Wake, Woken, Write
 from quafl.protocol.server import ServerSide
 from quafl.rehearsal.cast import Cast, draw
@@ -174,7 +175,13 @@ class World:
         task = cast.tasks[cast.names[0]]
         state = cast.algorithm.start(*task.initial())
         return self._parts.server(
-            cast.algorithm, cast.coders, state, Generators(cast.seed), cast.welcome, limits=cast.limits
+            cast.algorithm,
+            cast.coders,
+            state,
+            Generators(cast.seed),
+            layout_of(task),
+            cast.welcome,
+            limits=cast.limits,
         )
 
     def _boot_server(self) -> None:

@@ -3,7 +3,8 @@
 import json
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
@@ -12,9 +13,9 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from quafl.record.files import write_atomically
+from quafl.record.files import LOCK, alone, write_atomically
 from quafl.record.rows import Row, by_seed, read_rows, write_rows
-from quafl.record.summary import ROWS, SETTINGS, VERSIONS, RecordError, RunError
+from quafl.record.summary import REPORT, ROWS, SETTINGS, VERSIONS, RecordError, RunError, different
 from quafl.run.jobs import Experiment, Job, Outcome, Which, take_up
 from quafl.run.versions import SITTING, UNKNOWN, joined, versions
 from quafl.settings.base import SettingsError
@@ -29,8 +30,8 @@ AnyExperiment = TypeVar("AnyExperiment", bound=Experiment)
 
 @dataclass(slots=True)
 class Folder(Generic[AnyExperiment]):
-    """A curve's folder: settings, rows of all its finished seeds, versions, and of each seed the best and last model or
-    a checkpoint."""
+    """A curve's folder: settings, rows of all its finished seeds, versions, and of each seed the best and last model,
+    or a checkpoint and the rows so far."""
 
     path: Path
     settings: AnyExperiment
@@ -40,9 +41,7 @@ class Folder(Generic[AnyExperiment]):
     def begin(self) -> None:
         """Write what is known beforehand, in place of what an earlier run left."""
         self.path.mkdir(parents=True, exist_ok=True)
-        fixed = self.path / ROWS, self.path / TROUBLES, self.path / SECONDS
-        for old in (*fixed, *self.path.glob("model-seed*"), *self.path.glob("checkpoint-seed*")):
-            old.unlink(missing_ok=True)
+        _clear(self.path)
         with write_atomically(self.path / VERSIONS) as stream:
             json.dump(versions(), stream, indent=2)
         self.write_settings()  # last: with them, a folder counts as begun
@@ -89,9 +88,9 @@ class Folder(Generic[AnyExperiment]):
                 json.dump(self.troubles, stream, indent=2)
         self.rows[seed] = outcome.rows
         write_rows(self.path / ROWS, [row for one in sorted(self.rows) for row in self.rows[one]])
-        checkpoint = self.checkpoint(seed)
-        for left in self.path.glob(f"{checkpoint.name}*"):  # also what a process that was killed had half written
-            left.unlink(missing_ok=True)
+        for done in (self.checkpoint(seed), self.rows_so_far(seed)):
+            for left in self.path.glob(f"{done.name}*"):  # also what a process that was killed had half written
+                left.unlink(missing_ok=True)
 
     def outcome(self, seed: int) -> Outcome:
         """A finished seed, as it was when it was added."""
@@ -108,6 +107,10 @@ class Folder(Generic[AnyExperiment]):
         path = self.path / SECONDS
         found: dict[str, float] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         return found
+
+    def rows_so_far(self, seed: int) -> Path:
+        """Where an unfinished seed's rows are."""
+        return self.path / f"rows-seed{seed}.csv"
 
     def model(self, seed: int, which: Which) -> Path:
         """Where a seed's model is kept."""
@@ -140,18 +143,74 @@ def _settings_of(path: Path) -> dict[str, Any]:
 
 
 def prepare(curves: Sequence[Settings], out: Path, *, overwrite: bool) -> list[RunFolder]:
-    """A run folder per curve: `out` itself for a single one, folders in it for several."""
+    """A run folder per curve: `out` itself for a single one, folders in it for several. What an earlier run has left in
+    `out` goes, if it is to be overwritten: also curves that there are no more, and the report."""
     folders = [RunFolder(out / _slug(curve.label) if len(curves) > 1 else out, curve) for curve in curves]
     _check_distinct(folders)
-    if out.is_dir() and any(out.rglob(SETTINGS)) and not overwrite:
+    earlier = _earlier(out, overwrite=overwrite)
+    _check(folders)
+    with held([out, *earlier, *(folder.path for folder in folders)]):
+        for path in _earlier(out, overwrite=overwrite):  # nobody else has begun meanwhile
+            _clear(path)
+        _forget_report(out)
+        for folder in folders:
+            folder.begin()
+    for path in set(earlier) - {folder.path for folder in folders}:
+        (path / LOCK).unlink(missing_ok=True)
+        with suppress(OSError):  # somebody keeps something else there
+            path.rmdir()
+    return folders
+
+
+def _earlier(out: Path, *, overwrite: bool) -> list[Path]:
+    """The folders of an earlier run in `out`, which is to be overwritten; a RecordError if it is not, or if they are
+    runs of their own, which nobody has asked to delete."""
+    found = sorted(path.parent for path in out.rglob(SETTINGS)) if out.is_dir() else []
+    if found and not overwrite:
         raise RecordError(
             f"{out} already holds a run; choose another --out, add --overwrite to replace it, or continue it with "
             f"quafl run --resume {out}"
         )
-    _check(folders)
-    for folder in folders:
-        folder.begin()
-    return folders
+    begun = any((out / name).exists() for name in (SETTINGS, REPORT, LOCK))  # here, by a run of one or of several
+    foreign = [path for path in found if path != out and not (begun and _is_curve_in(out, path))]
+    if foreign:
+        raise RecordError(
+            f"{out} holds runs of their own, such as {foreign[0]}, which --overwrite does not replace; choose another "
+            f"--out, or delete them"
+        )
+    return found
+
+
+def _is_curve_in(out: Path, path: Path) -> bool:
+    """Whether the run folder `path` is where a run in `out` puts a curve of that label."""
+    try:
+        label = tomllib.loads((path / SETTINGS).read_text(encoding="utf-8"))["label"]
+    except (OSError, ValueError, KeyError):
+        return False
+    return path == out / _slug(str(label))
+
+
+def _clear(path: Path) -> None:
+    """Remove what a run has left in its folder."""
+    fixed = (path / name for name in (SETTINGS, VERSIONS, ROWS, TROUBLES, SECONDS))
+    for old in (*fixed, *(old for kind in ("model", "checkpoint", "rows") for old in path.glob(f"{kind}-seed*"))):
+        old.unlink(missing_ok=True)
+
+
+def _forget_report(out: Path) -> None:
+    """It shows what was there before."""
+    for old in (out / REPORT, (out / REPORT).with_suffix(".png")):
+        old.unlink(missing_ok=True)
+
+
+@contextmanager
+def held(paths: Iterable[Path]) -> Iterator[None]:
+    """No other process runs anything in these folders, which are made if they are not there."""
+    with ExitStack() as locks:
+        for path in dict.fromkeys(paths):
+            path.mkdir(parents=True, exist_ok=True)
+            locks.enter_context(alone(path, "wait until that has ended, or choose another --out"))
+        yield
 
 
 def accumulate(curves: Sequence[Settings], out: Path) -> list[RunFolder]:
@@ -176,11 +235,12 @@ def accumulate(curves: Sequence[Settings], out: Path) -> list[RunFolder]:
         wanted = curve.model_copy(update={"run": curve.run.model_copy(update={"seeds": seeds})})
         folders.append(RunFolder(path, wanted, before.rows, before.troubles))
     _check(folders)
-    for folder in folders:
-        if not (folder.path / SETTINGS).exists():
-            folder.begin()
-        else:
-            folder.write_settings()
+    with held(folder.path for folder in folders):
+        for folder in folders:
+            if not (folder.path / SETTINGS).exists():
+                folder.begin()
+            else:
+                folder.write_settings()
     return folders
 
 
@@ -230,20 +290,22 @@ def _check_distinct(folders: Sequence[Folder[Any]]) -> None:
         )
 
 
-def _different(one: Any, other: Any, path: str = "") -> list[str]:
+def _different(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
     """The settings that are not the same, apart from the seeds."""
-    if not isinstance(one, dict) or not isinstance(other, dict):
-        return [] if one == other or path == "run.seeds" else [path]
-    keys = dict.fromkeys([*one, *other])
-    return [name for key in keys for name in _different(one.get(key), other.get(key), f"{path}.{key}".lstrip("."))]
+    return [name for name in different(one, other) if name != "run.seeds"]
 
 
 def reopen(out: Path) -> list[RunFolder]:
-    """The folders that an earlier run has begun."""
-    folders = [RunFolder.reopen(path.parent) for path in sorted(out.rglob(SETTINGS))]
-    if not folders:
-        raise RecordError(f"{out} holds no run to continue; give the folder that 'quafl run --out' was given")
+    """The folders that an earlier run has begun: `out` itself, or folders in it."""
+    found = [out] if (out / SETTINGS).exists() else sorted(path.parent for path in out.glob(f"*/{SETTINGS}"))
+    if not found:
+        deeper = next((path.parents[1] for path in sorted(out.rglob(SETTINGS))), None)
+        hint = "give the folder that 'quafl run --out' was given" if deeper is None else f"there is one in {deeper}"
+        raise RecordError(f"{out} holds no run to continue; {hint}")
+    folders = [RunFolder.reopen(path) for path in found]
     _check(folders)
+    with held(found):
+        _forget_report(out)
     return folders
 
 

@@ -25,7 +25,7 @@ from quafl.core.seams import Algorithm, Optimizer
 from quafl.record.evaluations import Diverged
 from quafl.record.files import alone, write_atomically
 from quafl.record.rows import Row
-from quafl.record.summary import Curve, ranked
+from quafl.record.summary import REPORT, Curve, ranked
 from quafl.run.arguments import CODEC, OPTIMIZER, WORLD, Arguments, arguments
 from quafl.run.bars import bars
 from quafl.run.folders import Folder, opened, places
@@ -42,7 +42,6 @@ from quafl.tasks.trees import join, size
 
 _log = logging.getLogger(__name__)
 
-REPORT = "report.html"
 CHECKPOINT_SECONDS = 60.0
 Callback: TypeAlias = Callable[[Row], bool | None]
 Callbacks: TypeAlias = Callable[[str, Row], bool | None]  # of several curves, by label

@@ -19,9 +19,11 @@ from quafl.deploy.server import FORMAT, Coordinator, Driver, History
 from quafl.protocol.carrier import SERVER
 from quafl.protocol.client import ClientSide
 from quafl.protocol.history import Run
+from quafl.protocol.layout import Layout, digest_of, layout_of
 from quafl.protocol.messages import largest_message
 from quafl.protocol.server import ServerSide
 from quafl.record.checkpoints import Checkpoints
+from quafl.record.evaluations import check_first
 from quafl.record.files import write_atomically
 from quafl.record.rows import Row, write_rows
 from quafl.record.summary import HISTORY, ROWS, SETTINGS, VERSIONS, RunError
@@ -49,13 +51,16 @@ class ServerRun:
         self._task = task or local.make(settings.task.make, SERVER, settings.run.seed)
         algorithm, coders, _ = settings.terms()
         start, rng = algorithm.start(*self._task.initial()), Generators(settings.run.seed)
+        layout = layout_of(self._task)
         checkpoints = Checkpoints(out / "checkpoints")
         kept = checkpoints.newest()
         if kept is not None:
-            self._check_same(kept, len(start.model))
+            self._check_same(kept, layout)
+        else:
+            self._check_judged()
         run = uuid4().hex if kept is None else str(kept["made_with"]["run"])
         journal, record = Journal(out / "journal"), History(out / HISTORY)
-        machine = ServerSide(algorithm, coders, start, rng, settings.welcome(run), settings.clients.build())
+        machine = ServerSide(algorithm, coders, start, rng, layout, settings.welcome(run), settings.clients.build())
         self.service = Driver(machine, carrier, loop, journal)
         self.largest = largest_message(len(start.model), len(start.buffers))
         self.coordinator = Coordinator(
@@ -65,7 +70,7 @@ class ServerRun:
             checkpoints,
             journal,
             record,
-            {"run": run, "algorithm": settings.algorithm.name},
+            {"run": run, "algorithm": settings.algorithm.name, "layout": digest_of(layout)},
             self._record,
             stop,
         )
@@ -90,7 +95,16 @@ class ServerRun:
                 stream.write(safetensors.torch.save(self._task.export(shown.model, shown.buffers)))
         return ended
 
-    def _check_same(self, kept: dict[str, Any], has: int) -> None:
+    def _check_judged(self) -> None:
+        plan = self._settings.run
+        score = dict(self._task.evaluate(*self._task.initial()))
+        score.pop("train_loss", None)  # nobody trains here
+        try:
+            check_first(score, plan.metric, stops=plan.stop_at_target)
+        except ValueError as error:
+            raise RunError(f"{self._settings.label}: {error}") from error
+
+    def _check_same(self, kept: dict[str, Any], layout: Layout) -> None:
         if kept.get("format") != FORMAT:
             raise RunError(f"{self._out} holds a run of an earlier version of quafl; choose another --out")
         before, now = kept["made_with"]["algorithm"], self._settings.algorithm.name
@@ -98,11 +112,10 @@ class ServerRun:
             raise RunError(
                 f"{self._out} holds a run of {before}, not of {now}; choose another --out, or go on with that"
             )
-        had = len(kept["machine"]["server"]["model"])
-        if had != has:
+        if kept["made_with"]["layout"] != digest_of(layout):
             raise RunError(
-                f"{self._out} holds a run of a model with {had} parameters, this one has {has}; choose another "
-                f"--out, or go on with that"
+                f"{self._out} holds a run of a model with other tensors, or with the same in another order; choose "
+                f"another --out, or go on with that model"
             )
 
     def _record(self, row: Row) -> None:

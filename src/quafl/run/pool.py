@@ -17,8 +17,9 @@ from typing import Protocol, TypeAlias
 import torch
 
 from quafl.codec.kernels import kernel_for
+from quafl.record.rows import Growing
 from quafl.record.summary import RunError
-from quafl.run.folders import RunFolder
+from quafl.run.folders import RunFolder, held
 from quafl.run.jobs import Job, News, Outcome, compute
 from quafl.tasks.precision import one_thread
 
@@ -43,11 +44,22 @@ def run(
     checkpoint_seconds: float = 60.0,
 ) -> list[str]:
     """Run all seeds of all curves that are not finished, over processes here, by default one a core or GPU, or over the
-    Ray cluster of that address. A seed's rows and models are on disk as soon as it is finished. A sentence is given
-    back for each that ended before its time."""
+    Ray cluster of that address. No other process may have the folders. A seed's rows and models are on disk as soon as
+    it is finished, and its rows as they come in a file of their own until then. A sentence is given back for each that
+    ended before its time."""
     jobs = [(folder, job) for folder in folders for job in folder.jobs(checkpoint_seconds)]
     jobs.sort(key=lambda pair: pair[1].settings.run.seeds.index(pair[1].seed))  # the curves progress side by side
-    with closing(_finished(jobs, processes, ray, on_news)) as finished:  # whatever happens, its workers end
+    growing = {job.checkpoint: Growing(folder.rows_so_far(job.seed)) for folder, job in jobs}
+
+    def tell(job: Job, word: News) -> None:
+        if not isinstance(word, str):
+            growing[job.checkpoint].add(word)
+        on_news(job, word)
+
+    with (
+        held(folder.path for folder in folders),
+        closing(_finished(jobs, processes, ray, tell)) as finished,  # whatever happens, its workers end
+    ):
         for folder, job, outcome in finished:
             folder.add(job.seed, outcome)
     return [

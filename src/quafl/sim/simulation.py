@@ -74,6 +74,7 @@ class Simulation:
             metric=plan.metric,
             lower_is_better=plan.lower_is_better,
             trains=True,
+            stops=plan.stop_at is not None,
             average=plan.average,
         )
         self._task, self._algorithm, self._plan = task, algorithm, plan

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from quafl.core.seams import Shapes
 from quafl.tasks.dropout import count_dropout
 
 Call: TypeAlias = Callable[..., Any]  # a module, or what stands for one
@@ -35,6 +36,14 @@ class Flat:
     def initial(self) -> tuple[Tensor, Tensor]:
         """The module's own parameters and buffers, as they were given."""
         return self._initial
+
+    def layout(self) -> tuple[Shapes, Shapes]:
+        """The tensors of the model and of the buffers, in the order of their vectors."""
+        model, buffers = (
+            {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+            for tensors in (self._parameters, self._buffers)
+        )
+        return model, buffers
 
     def gradient(
         self, model: Tensor, buffers: Tensor, key: Tensor, loss: Callable[[Call], Tensor]

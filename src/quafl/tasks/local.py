@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from quafl.core.messages import Buffers, Model
-from quafl.core.seams import Batch, Score, Task
+from quafl.core.seams import Batch, Score, Shapes, Task
 from quafl.tasks.files import DataError
 from quafl.tasks.flat import Flat
 from quafl.tasks.supervised import Augment, Data, Measure, Supervised
@@ -55,6 +55,10 @@ class _Unjudged:
     def initial(self) -> tuple[Model, Buffers]:
         """The module as it was given."""
         return self._flat.initial()
+
+    def layout(self) -> tuple[Shapes, Shapes]:
+        """The module's tensors."""
+        return self._flat.layout()
 
     def batch(self, client: int, step: int) -> Batch:
         """None."""

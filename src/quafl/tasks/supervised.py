@@ -13,7 +13,7 @@ from quafl.core.checks import check_whole
 from quafl.core.counter import Draws, key_from, permuted, subkey
 from quafl.core.messages import Buffers, Model
 from quafl.core.randomness import derive
-from quafl.core.seams import Ids, Score
+from quafl.core.seams import Ids, Score, Shapes
 from quafl.tasks import given, trees
 from quafl.tasks.flat import Call, Flat
 from quafl.tasks.precision import PRECISIONS, Precision, arithmetic, drawing_from, mixed
@@ -122,6 +122,10 @@ class Supervised:
         """The module as it was given."""
         return self.flat.initial()
 
+    def layout(self) -> tuple[Shapes, Shapes]:
+        """The module's tensors."""
+        return self.flat.layout()
+
     def batch(self, client: int, step: int) -> Examples:
         """Full batches only: the remainder of an epoch is left out, a different one each time."""
         examples = int(self._sizes[client])
@@ -217,7 +221,7 @@ class Supervised:
         """Of all examples, a chunk at a time: in one go, the layers' values would not fit into a cache or a memory."""
         chunk = CHUNK[self._device.type]
         places = (slice(start, start + chunk) for start in range(0, trees.size(data[0]), chunk))
-        return trees.join([trees.call(module, take(data, place)[0]) for place in places])
+        return trees.join_outputs([trees.call(module, take(data, place)[0]) for place in places])
 
     def _on_classes(self, outputs: Tree, targets: Tree) -> Iterator[tuple[str, Tensor]]:
         name, metric = next(iter(self.metrics.items()))

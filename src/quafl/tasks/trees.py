@@ -1,6 +1,8 @@
-"""Batches as their users know them: a tensor, or a tuple or dictionary of tensors, an example a row."""
+"""Batches as their users know them: a tensor, or a tuple or dictionary of tensors, an example a row. What a module
+gives back may be a named tuple, or a dictionary with attributes, and stays one."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from copy import copy
 from typing import Any, TypeAlias
 
 import torch
@@ -14,19 +16,45 @@ def change(tree: Tree, how: Callable[[Tensor], Tensor]) -> Tree:
     return combine([tree], lambda tensors: how(tensors[0]))
 
 
-def combine(trees: Sequence[Tree], merge: Callable[[list[Tensor]], Tensor]) -> Tree:
-    """Trees of the same shape as one: `merge` gets the tensors that stand at the same place."""
+def _refuse(thing: Any) -> Any:
+    raise TypeError(f"a batch has a {type(thing).__name__}, must be made of tensors; torch.as_tensor may make one")
+
+
+def combine(
+    trees: Sequence[Tree], merge: Callable[[list[Tensor]], Tensor | None], other: Callable[[Any], Any] = _refuse
+) -> Tree:
+    """Trees of the same shape as one, of the first one's type: `merge` gets the tensors that stand at the same place,
+    `other` what is no tensor."""
     first = trees[0]
+    if isinstance(first, Tensor):
+        return merge(list(trees))
     if isinstance(first, Mapping):
-        return {name: merge([tree[name] for tree in trees]) for name in first}
+        return _like(first, {name: combine([tree[name] for tree in trees], merge, other) for name in first})
     if isinstance(first, tuple | list):
-        return tuple(merge(list(parts)) for parts in zip(*trees, strict=True))
-    return merge(list(trees))
+        parts = tuple(combine(parts, merge, other) for parts in zip(*trees, strict=True))
+        return type(first)(*parts) if hasattr(first, "_fields") else parts
+    return None if first is None else other(first)
+
+
+def _like(first: Mapping[str, Any], values: dict[str, Any]) -> Mapping[str, Any]:
+    """The values in a dictionary of the same type, whose attributes they may be, too."""
+    if type(first) is dict or not isinstance(first, MutableMapping):
+        return values
+    made = copy(first)
+    for name, value in values.items():
+        made[name] = value
+    return made
 
 
 def join(trees: Sequence[Tree]) -> Tree:
     """One after another."""
     return combine(trees, torch.cat)
+
+
+def join_outputs(trees: Sequence[Tree]) -> Tree:
+    """What a module gave for one batch after another, as it would give it for all. Numbers of a whole batch, such as a
+    mean, and what is no tensor, such as a cache, are left out."""
+    return combine(trees, lambda parts: torch.cat(parts) if parts[0].ndim else None, other=lambda _: None)
 
 
 def size(tree: Tree) -> int:

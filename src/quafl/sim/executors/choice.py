@@ -2,13 +2,14 @@
 
 import json
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from math import ceil
 from time import perf_counter
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -66,6 +67,8 @@ class Choice:
     def make(self, name: str) -> Executor:
         """An `ExecutorName`, or the very one that had this name before. What cannot be executed as asked is executed
         one client after another, and one line says why."""
+        if name not in get_args(ExecutorName) and not re.fullmatch(r"vectorised by \d+", name):
+            raise ValueError(f"executor is {name!r}, must be one of {', '.join(get_args(ExecutorName))}")
         if name == "sequential" or (name == "auto" and not self._on_gpu):
             return Sequential(self.task, self.optimizer, self.direction)
         try:
@@ -74,8 +77,6 @@ class Choice:
             if not len(self._whole(self.task)):
                 raise Unsuitable("no client has a whole batch")
             sizes = self._group_sizes(name)
-            if not sizes:
-                raise ValueError(f"executor is {name!r}, must be auto, sequential, vectorised or graph")
             if len(sizes) == 1:
                 return self._lanes(*next(iter(sizes.items())), self.task)
             return self._fastest(sizes, self.task)
@@ -100,7 +101,7 @@ class Choice:
         busy = float(typical.mean() / typical.max().clamp(min=1))  # those with the most steps need a lane each
         width = min(max(ceil(self.sampled * busy), 2), self.sampled, MOST_VECTORISED)
         vectorised = {f"vectorised by {width}": width} if width > 1 else {"graph": 1}
-        return {"auto": {**vectorised, "graph": 1}, "graph": {"graph": 1}, "vectorised": vectorised}.get(name, {})
+        return {"auto": {**vectorised, "graph": 1}, "graph": {"graph": 1}, "vectorised": vectorised}[name]
 
     def _lanes(self, label: str, size: int, task: Together) -> Executor:
         most = min(self.sampled, MOST_BRANCHES) if size == 1 else size
