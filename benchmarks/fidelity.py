@@ -24,6 +24,7 @@ class Watched:
 
     def __init__(self, codec: Lattice) -> None:
         self.codec, self.bits, self.keyed, self.difference = codec, codec.bits, codec.keyed, codec.difference
+        self.whole, self.feedback = codec.whole, codec.feedback
         self.sent: dict[int, Tensor] = {}  # the latest vectors, by the seeds of their messages
         self.log: list[Result] = []
 
