@@ -14,7 +14,7 @@ from quafl.record import report as reporting
 from quafl.record.files import write_atomically
 from quafl.record.rows import Row
 from quafl.record.summary import Curve, RecordError, ranked, sent, verdict
-from quafl.run.folders import RunFolder
+from quafl.run.folders import RunFolder, changed_code
 from quafl.run.jobs import Job, News
 from quafl.run.pool import Interrupted, run
 
@@ -31,6 +31,8 @@ def work_off(
 ) -> list[str]:
     """What is left to do of them, shown as it comes; `go_on` says how to, if it is interrupted. A sentence is given
     back for each run that ended before its time."""
+    for word in changed_code(folders):
+        console.print(word, style="yellow", markup=False, soft_wrap=True)
     try:
         with _progress() as progress:
             bars = _Bars(progress, folders)

@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
@@ -139,6 +139,7 @@ class ClientProcess:
         kit: Kit,
         passphrase: str | None,
         make_task: str,
+        options: Mapping[str, Any],
         folder: Path,
         *,
         step_seconds: float,
@@ -147,7 +148,13 @@ class ClientProcess:
         self.stop = Event()
         self._kit, self._carrier = kit, GrpcClient(Loop("carrier"), kit.path, passphrase)
         self._driver = make_client(
-            make_task, kit.name, folder, self._carrier.ask, step_seconds=step_seconds, tell_private=tell_speed
+            make_task,
+            kit.name,
+            folder,
+            self._carrier.ask,
+            options=options,
+            step_seconds=step_seconds,
+            tell_private=tell_speed,
         )
 
     def take_part(self) -> int:

@@ -12,7 +12,7 @@ from torch import Tensor
 from quafl.record import checkpoints
 from quafl.record.rows import Row
 from quafl.record.summary import RecordError
-from quafl.run.versions import joined, versions
+from quafl.run.versions import OWN, joined, versions
 from quafl.settings.curve import Settings
 from quafl.sim import Diverged, Simulation
 
@@ -53,7 +53,7 @@ def compute(job: Job, on_news: Callable[[News], None], stopping: Callable[[], bo
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     here, how = versions(), {"device": name, "executor": simulation.executor, "precision": run.precision}
     made_with = {"settings": _alone(job).to_toml(), "quafl": here["quafl"], "torch": here["torch"], **how}
-    computed = {**how, "code": here["code"], "date": here["date"]}
+    computed = {**how, "code": here["code"], "date": here["date"], **own_code(job.settings)}
     if checkpoint.exists():
         computed = joined(before.get("computed", {}), computed)
         take_up(checkpoint, simulation, made_with)
@@ -78,10 +78,16 @@ def compute(job: Job, on_news: Callable[[News], None], stopping: Callable[[], bo
     return Outcome(simulation.rows, models, trouble, computed, monotonic() - began)
 
 
+def own_code(settings: Settings) -> dict[str, str]:
+    """Which code of the user's own the numbers depend on, if on any."""
+    sources = settings.sources()
+    return {OWN: sources} if sources else {}
+
+
 def _alone(job: Job) -> Settings:
-    """The settings of the seed alone: it does not depend on what other seeds there are to be."""
+    """The settings of the seed alone: it does not depend on what other seeds there are to be, nor on where code is."""
     run = job.settings.run.model_copy(update={"seeds": [job.seed]})
-    return job.settings.model_copy(update={"run": run})
+    return job.settings.model_copy(update={"run": run, "modules": None})
 
 
 def take_up(checkpoint: Path, simulation: Simulation, made_with: dict[str, str] | None = None) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -37,7 +38,7 @@ class ServerRun:
 
     def __init__(self, carrier: Carrier, loop: Loop, settings: FederationSettings, out: Path, stop: Event) -> None:
         self._settings, self._out = settings, out
-        self._task = local.make(settings.task.make, SERVER, settings.run.seed)
+        self._task = settings.task.build(SERVER, settings.run.seed)
         algorithm, coders, _ = settings.terms()
         start, rng = algorithm.start(*self._task.initial()), Generators(settings.run.seed)
         checkpoints = Checkpoints(out / "checkpoints")
@@ -107,10 +108,18 @@ class ServerRun:
 
 
 def make_client(
-    make_task: str, name: str, folder: Path, ask: AskServer, *, step_seconds: float = 0.0, tell_private: bool = True
+    make_task: str,
+    name: str,
+    folder: Path,
+    ask: AskServer,
+    *,
+    options: Mapping[str, Any] | None = None,
+    step_seconds: float = 0.0,
+    tell_private: bool = True,
 ) -> ClientDriver:
-    """A client, from wherever it stands. What cannot be learned from is said now."""
-    task = local.make(make_task, name, derive("client", name))
+    """A client, from wherever it stands; the function that makes its task is given the options. What cannot be learned
+    from is said now."""
+    task = local.make(make_task, name, derive("client", name), options)
     task.batch(0, 0)
     kept, reports = kept_in(folder)
     machine = ClientSide(

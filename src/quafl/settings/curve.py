@@ -1,5 +1,6 @@
 """One curve, complete: all sections together, and the simulation that they build."""
 
+from pathlib import Path
 from typing import Self
 
 import tomli_w
@@ -12,27 +13,34 @@ from quafl.settings.algorithms import DEFAULT, Algorithms
 from quafl.settings.base import Section
 from quafl.settings.codecs import CodecChoice, LatticeSettings
 from quafl.settings.defence import DefenceSettings
+from quafl.settings.own import OwnAlgorithm, OwnCodec, OwnTask, sources
 from quafl.settings.tasks import DigitsTask, Tasks
 from quafl.settings.world import Clients, Run
 from quafl.sim import Plan, Simulation
+from quafl.tasks import own
 
 
 class Settings(Section):
     """One curve, complete."""
 
     label: str = "run"
-    task: Tasks = Field(default=DigitsTask(), discriminator="name")
+    task: Tasks | OwnTask = Field(default=DigitsTask(), discriminator="name")
     clients: Clients = Clients()
-    algorithm: Algorithms = Field(default=DEFAULT, discriminator="name")
-    codec: CodecChoice = Field(default=LatticeSettings(), discriminator="name")
+    algorithm: Algorithms | OwnAlgorithm = Field(default=DEFAULT, discriminator="name")
+    codec: CodecChoice | OwnCodec = Field(default=LatticeSettings(), discriminator="name")
     run: Run = Run()
     defence: DefenceSettings = DefenceSettings()
+    modules: list[str] | None = None  # the folders of the user's own modules
 
     @model_validator(mode="after")
     def _enough_clients(self) -> Self:
-        if self.algorithm.sampled > self.clients.count:
+        sampled = self.algorithm.build().sampled
+        if sampled > self.clients.count:
+            raise ValueError(f"algorithm.sampled = {sampled}: must be at most clients.count = {self.clients.count}")
+        if self.clients.names is not None and not isinstance(self.task, OwnTask):
             raise ValueError(
-                f"algorithm.sampled = {self.algorithm.sampled}: must be at most clients.count = {self.clients.count}"
+                f"clients.names = {self.clients.names}: must be left out, only a task of one's own (task.make) is "
+                f"asked for them"
             )
         if self.clients.count > self.task.most_clients:
             raise ValueError(
@@ -53,6 +61,7 @@ class Settings(Section):
 
     def simulation(self, seed: int, executor: str | None = None) -> tuple[Task, Simulation]:
         """One seed of this curve, ready to run; with a particular executor, if it is not to be chosen."""
+        own.reach(map(Path, self.modules or []))  # this may be another process
         task, world, algorithm, codec = (
             self.task.build(self.clients, self.run, seed),
             self.clients.build(),
@@ -73,6 +82,10 @@ class Settings(Section):
         optimizer = self.algorithm.build_optimizer()
         parts = task, self.clients.count, world, algorithm, codec, optimizer, plan
         return task, Simulation(*parts, given=given, executor=executor or self.run.executor)
+
+    def sources(self) -> str:
+        """The files of the user's own code, and digests of them."""
+        return sources(self.task, self.algorithm, self.codec)
 
     def to_toml(self) -> str:
         """Every setting, defaults too; a file that can be run again."""

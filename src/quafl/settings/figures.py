@@ -16,7 +16,8 @@ from quafl.core.randomness import Generators
 from quafl.settings.algorithms import LABELS
 from quafl.settings.base import NotNegative, Raw, Section, SettingsError
 from quafl.settings.curve import Settings
-from quafl.settings.reading import changes_of, checked, curves_of, merged, preset_names, read_preset
+from quafl.settings.overrides import changes_of, merged
+from quafl.settings.reading import checked, curves_of, preset_names, read_preset
 
 PAPER, REGIMES = "paper", "regimes"  # folders of the presets
 Axis: TypeAlias = Literal["time", "rounds", "local steps", "megabytes"]
