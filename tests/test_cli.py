@@ -16,13 +16,13 @@ from typer.testing import CliRunner
 from waiting import wait_for
 
 import quafl
-from quafl.cli import app
+from quafl.cli import COMMANDS, app, loaded
 from quafl.record import checkpoints
 from quafl.record.rows import read_rows
 from quafl.record.summary import RecordError
 from quafl.run.jobs import Job, compute
 from quafl.run.pool import places
-from quafl.settings.reading import load
+from quafl.settings.reading import builtin, load
 
 SMALL = ["run.until=60", "run.seeds=[3,4]", "clients.count=8", "algorithm.sampled=2"]
 
@@ -425,11 +425,79 @@ def test_help_shows_examples_and_version_the_version() -> None:
     assert CliRunner().invoke(app, ["--version"]).output.split() == ["quafl", quafl.__version__]
 
 
+LIGHT = """
+import sys
+
+from quafl.cli import COMMANDS, app, loaded
+
+app(sys.argv[1:], standalone_mode=False)
+print(sorted({"torch", "numpy", "pydantic", "matplotlib"} & set(sys.modules)))
+"""
+
+
+def test_help_imports_nothing_that_takes_its_time() -> None:
+    done = subprocess.run([sys.executable, "-c", LIGHT, "--help"], capture_output=True, text=True, check=True)
+    assert "quafl run demo --out runs/demo" in done.stdout
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_what_help_says_of_a_command_is_how_its_own_help_begins(name: str) -> None:
+    own, said = " ".join((loaded(name).help or "").split()), COMMANDS[name].says
+    assert own.startswith(said.removesuffix("."))
+
+
+def test_the_shell_completes_commands() -> None:
+    words = {"_QUAFL_COMPLETE": "complete_bash", "COMP_WORDS": "quafl re", "COMP_CWORD": "1"}
+    done = CliRunner().invoke(app, env=words, prog_name="quafl")
+    assert done.stdout.split() == ["report", "reproduce"]
+
+
+def test_the_list_has_everything_that_can_be_named() -> None:
+    found = json.loads(CliRunner().invoke(app, ["list", "--json"]).stdout)
+    assert list(found["experiments"]) == builtin()
+    assert {"time", "map"} <= found["figures"].keys()
+    assert {"quafl", "calibrated", "ca2fl"} <= found["algorithms"].keys()
+    assert found["tasks"]["digits"] == "scikit-learn's handwritten digits and a two-layer network"
+    assert all(about for entries in found.values() for about in entries.values())
+    shown = CliRunner().invoke(app, ["list"], env={"COLUMNS": "200"}).stdout
+    assert all(name in shown for entries in found.values() for name in entries)
+
+
+def test_the_doctor_says_what_is_missing_and_what_to_do_about_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("QUAFL_DATA", str(tmp_path / "data"))
+    monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
+    (tmp_path / "data" / "celeba" / "img_align_celeba").mkdir(parents=True)
+    for name in ("identity_CelebA.txt", "list_attr_celeba.txt"):
+        (tmp_path / "data" / "celeba" / name).touch()
+    found = {
+        (one["part"], one["what"]): one for one in json.loads(CliRunner().invoke(app, ["doctor", "--json"]).stdout)
+    }
+    assert found["versions", "quafl"]["says"] == quafl.__version__
+    assert found["data", "CelebA"]["says"] == f"in {tmp_path / 'data' / 'celeba'}"
+    if not found["data", "MNIST"]["there"]:  # a Debian package may have brought it
+        assert (
+            f"not in {tmp_path / 'data' / 'mnist'} or {tmp_path / 'quafl' / 'mnist'}" in found["data", "MNIST"]["says"]
+        )
+        assert "a folder mnist/ of the folder that QUAFL_DATA names" in found["data", "MNIST"]["todo"]
+    assert found["extras", "ray"] == {
+        **{"part": "extras", "what": "ray", "there": False},
+        **{"says": "for clusters; ray not installed", "todo": "pip install 'quafl[ray]'"},
+    }
+    assert found["kernels", "torch"]["there"]
+    assert ("devices", "cuda" if not torch.cuda.is_available() else "cuda:0") in found
+    said = " ".join(CliRunner().invoke(app, ["doctor"], env={"COLUMNS": "200"}).stdout.split())
+    assert "– ray for clusters; ray not installed; pip install 'quafl[ray]'" in said
+
+
 WITHOUT = """
 import sys
 
 sys.modules["matplotlib"] = None  # as if it were not installed
-from quafl.cli import app
+from quafl.cli import COMMANDS, app, loaded
 
 app(sys.argv[1:])
 """

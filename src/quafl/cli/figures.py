@@ -196,7 +196,7 @@ def tune(
     set_: Changes = None,
     jobs: Jobs = None,
 ) -> None:
-    """Try learning rates for a figure: as many for each algorithm, judged on a part of the training set."""
+    """Try learning rates, judged on a part of the training set. For a figure: as many for each algorithm."""
     with one_sentence():
         changes = [*(set_ or []), *([f"run.device={device}"] if device else [])]
         wanted = load_figure(name, changes, quick=quick, tuning=True)

@@ -71,7 +71,13 @@ def preset_names(folder: str) -> list[str]:
 
 def read_preset(folder: str, name: str) -> Raw:
     """A file that comes with the package, as it is."""
-    return tomllib.loads((_presets() / folder / f"{name}.toml").read_text(encoding="utf-8"))
+    return tomllib.loads(preset_text(folder, name))
+
+
+def preset_text(folder: str, name: str) -> str:
+    """The same, not yet read."""
+    text: str = (_presets() / folder / f"{name}.toml").read_text(encoding="utf-8")
+    return text
 
 
 def checked(made: type[AnySection], raw: Raw, where: str) -> AnySection:
@@ -88,7 +94,7 @@ def _presets() -> Any:
 
 def _read(source: str) -> Raw:
     if source in builtin():
-        text = (_presets() / f"{source}.toml").read_text(encoding="utf-8")
+        text = preset_text("", source)
     else:
         try:
             text = Path(source).read_text(encoding="utf-8")
