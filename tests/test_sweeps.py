@@ -2,6 +2,7 @@
 
 import csv
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from quafl.cli import app
+from quafl.run.search import Range, range_of
 from quafl.run.sweeps import grid, sweep, values_of
 from quafl.settings.base import SettingsError
+from quafl.settings.reading import load
 
 BOWL = """
 [task]
@@ -26,6 +29,16 @@ every = 20.0
 seeds = [0]
 metric = "loss"
 target = 0.6
+"""
+DIGITS = """
+[clients]
+count = 4
+[algorithm]
+sampled = 2
+[run]
+until = 60.0
+every = 10.0
+target = 0.3
 """
 
 
@@ -93,6 +106,68 @@ def test_a_sweep_ends_with_a_table_and_a_page_and_goes_on_when_given_again(bowl:
     other = swept(bowl, "--over", "algorithm.lr=0.5", "--set", "clients.count=5")
     assert other.exit_code == 2
     assert "was made with another clients.count" in " ".join(other.stderr.split())
+
+
+def tuned(folder: Path, *arguments: str) -> Any:
+    (folder / "digits.toml").write_text(DIGITS)
+    settings, out = str(folder / "digits.toml"), str(folder / "tuned")
+    return CliRunner().invoke(app, ["tune", settings, "--out", out, "-j", "1", *arguments])
+
+
+def test_values_of_one_s_own_settings_are_tried_on_the_validation_split(tmp_path: Path) -> None:
+    done = tuned(tmp_path, "--over", "algorithm.lr=0.001,0.5", "--json")
+    assert done.exit_code == 0, done.stderr
+    lines = json.loads(done.stdout)
+    assert [(line["algorithm.lr"], line["chosen"]) for line in lines] == [(0.001, False), (0.5, True)]
+    assert "Chosen on the validation split" in done.stderr
+    (kept,) = load(str(tmp_path / "tuned" / "digits" / "curves" / "lr-0.5" / "settings.toml"))
+    assert (kept.task.judge, kept.run.seeds) == ("validation", [100])
+
+
+def test_a_task_without_a_validation_split_cannot_be_tuned(bowl: Path) -> None:
+    done = CliRunner().invoke(app, ["tune", str(bowl), "--over", "algorithm.lr=0.1,0.2"])
+    assert done.exit_code == 2
+    assert "cannot be tuned: quadratic has no part of the training set to judge by" in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ("0.01..1", Range(0.01, 1, whole=False)),
+        ("1e-4..1e-1", Range(1e-4, 0.1, whole=False)),
+        ("2..8", Range(2, 8, whole=True)),
+        ("-1.5..2", Range(-1.5, 2, whole=False)),
+        ("0.1,0.2", None),
+        ("iid", None),
+    ],
+)
+def test_a_range_is_two_numbers_with_two_dots(values: str, expected: Range | None) -> None:
+    assert range_of("algorithm.lr", values) == expected
+
+
+def test_a_range_without_optuna_and_one_that_goes_down_are_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)  # as if it were not installed
+    for values, sentence in ("0.01..1", "a range is searched by Optuna, which is not installed"), ("1..0.1", "must go"):
+        done = tuned(tmp_path, "--over", f"algorithm.lr={values}")
+        assert done.exit_code == 2
+        assert sentence in " ".join(done.stderr.split())
+
+
+def test_a_range_is_searched_runs_that_fall_behind_are_given_up_and_it_goes_on(tmp_path: Path) -> None:
+    pytest.importorskip("optuna", reason="needs Optuna")
+    first = tuned(tmp_path, "--over", "algorithm.lr=0.001..1", "--trials", "6")
+    assert first.exit_code == 0, first.stderr
+    tried = [line for line in first.stdout.splitlines() if "in the mean" in line]
+    assert len(tried) == 6
+    assert any(line.endswith("given up") for line in tried)
+    more = tuned(tmp_path, "--over", "algorithm.lr=0.001..1", "--trials", "7", "--json")
+    assert more.exit_code == 0, more.stderr
+    assert more.stderr.count("in the mean") == 1, "six are known"
+    lines = json.loads(more.stdout)
+    assert sum(line["chosen"] for line in lines) == 1
+    assert len(lines) == 7 - sum("given up" in line for line in [*tried, more.stderr])
 
 
 @pytest.mark.parametrize(

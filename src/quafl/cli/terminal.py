@@ -23,6 +23,7 @@ EXTRAS = {  # by what they bring: what an extra is called, and what it is for
     **dict.fromkeys(("grpc", "cryptography"), ("federation", "real federations")),
     "ray": ("ray", "clusters"),
     "triton": ("cuda", "the codec's GPU kernels"),
+    "optuna": ("tune", "searches of ranges"),
     "nvflare": ("flare", "jobs of NVIDIA FLARE"),
 }
 Json = Annotated[bool, typer.Option("--json", help="Write JSON to stdout, and all else to stderr.")]

@@ -46,11 +46,17 @@ def values_of(text: str) -> list[Any]:
     return found
 
 
-def grid(overs: Sequence[str]) -> list[Point]:
-    """All combinations."""
+def axes_of(overs: Sequence[str]) -> dict[str, str]:
+    """Values by key, as they were written."""
     axes = dict(axis(over) for over in overs)
     if len(axes) < len(overs):
         raise SettingsError(f"--over names a setting twice ({', '.join(overs)}); give all of its values at once")
+    return axes
+
+
+def grid(overs: Sequence[str]) -> list[Point]:
+    """All combinations."""
+    axes = axes_of(overs)
     return [dict(zip(axes, point, strict=True)) for point in product(*map(values_of, axes.values()))]
 
 
@@ -77,29 +83,30 @@ def _shown(value: Any) -> str:
 
 
 def table(swept: Sequence[Swept], curves: Sequence[Curve], out: Path) -> list[dict[str, Any]]:
-    """A line a curve: its point, and what it came to, as numbers; also written."""
-    lines = []
-    for one, curve in zip(swept, curves, strict=True):
-        times = time_to_target(curve)
-        lines.append(
-            {
-                "curve": curve.label,
-                **one.point,
-                "metric": curve.metric,
-                "final": _number(final(curve, curve.metric)),
-                "target": curve.target,
-                "time_to_target": _number(times),
-                "seeds_at_target": len(times.values),
-                "megabytes": _number(megabytes(curve)),
-                "megabytes_to_target": _number(megabytes_to_target(curve)),
-                "seeds": len(curve.seeds),
-            }
-        )
+    """A line a curve; also written."""
+    lines = [line(one.point, curve) for one, curve in zip(swept, curves, strict=True)]
     with write_atomically(out / TABLE) as stream:
         writer = csv.DictWriter(stream, list(lines[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(lines)
     return lines
+
+
+def line(point: Point, curve: Curve) -> dict[str, Any]:
+    """A curve's point, and what it came to, as numbers: means over seeds."""
+    times = time_to_target(curve)
+    return {
+        "curve": curve.label,
+        **point,
+        "metric": curve.metric,
+        "final": _number(final(curve, curve.metric)),
+        "target": curve.target,
+        "time_to_target": _number(times),
+        "seeds_at_target": len(times.values),
+        "megabytes": _number(megabytes(curve)),
+        "megabytes_to_target": _number(megabytes_to_target(curve)),
+        "seeds": len(curve.seeds),
+    }
 
 
 def _number(spread: Spread) -> float | None:
