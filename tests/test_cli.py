@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from statistics import mean
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -18,7 +20,7 @@ from waiting import wait_for
 import quafl
 from quafl.cli import COMMANDS, app, loaded
 from quafl.record import checkpoints
-from quafl.record.rows import read_rows
+from quafl.record.rows import by_seed, read_rows, write_rows
 from quafl.record.summary import RecordError
 from quafl.run.jobs import Job, compute
 from quafl.run.pool import places
@@ -356,6 +358,44 @@ def test_export_of_an_unfinished_run_takes_its_checkpoint(
         assert torch.equal(exported[name], tensor)
 
 
+def test_a_run_is_watched_by_its_rows_and_checkpoints_until_it_ends(uninterrupted: Path, tmp_path: Path) -> None:
+    shutil.copytree(uninterrupted, tmp_path / "out")
+    curve = tmp_path / "out" / "fedbuff"
+    rows = by_seed(read_rows(curve / "rows.csv"))
+    ended = CliRunner().invoke(app, ["watch", str(tmp_path / "out")])
+    score = f"accuracy {mean(rows[seed][-1]['accuracy'] for seed in (0, 1)):.4g}"
+    assert ended.stdout.splitlines()[0].startswith(f"FedBuff: 2 of 2 seeds, 100%, {score}, ")
+    write_rows(curve / "rows.csv", rows[0])
+    assert watched(tmp_path)["share"] == 0.5
+    _, simulation = load(str(curve / "settings.toml"))[0].simulation(1)
+    for row in simulation:
+        if row and row["time"] > 20:
+            break
+    checkpoints.save(curve / "checkpoint-seed1.pt", {"simulation": simulation.state()})
+    now = watched(tmp_path)
+    assert (now["curve"], now["seeds"], now["ended"]) == ("FedBuff", 2, 1)
+    assert now["share"] == pytest.approx((1 + simulation.rows[-1]["time"] / 50) / 2)
+    assert now["value"] == pytest.approx((rows[0][-1]["accuracy"] + simulation.rows[-1]["accuracy"]) / 2)
+
+
+def watched(folder: Path) -> dict[str, Any]:
+    """How far the first curve is."""
+    done = CliRunner().invoke(app, ["watch", str(folder / "out"), "--once", "--json"])
+    first: dict[str, Any] = json.loads(done.stdout.splitlines()[0])
+    return first
+
+
+def test_a_federation_is_watched_until_its_server_has_ended(uninterrupted: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    plan = "[run]\nclock = 'wall'\nseed = 0\nmetric = 'accuracy'\nuntil = inf\n"
+    (tmp_path / "out" / "settings.toml").write_text(f"label = 'real'\n{plan}")
+    write_rows(tmp_path / "out" / "rows.csv", by_seed(read_rows(uninterrupted / "quafl" / "rows.csv"))[0])
+    (tmp_path / "out" / "status.json").write_text('{"running": true}')
+    assert (watched(tmp_path)["ended"], watched(tmp_path)["share"]) == (0, None)
+    (tmp_path / "out" / "status.json").write_text('{"running": false}')
+    assert (watched(tmp_path)["ended"], watched(tmp_path)["share"]) == (1, 1.0)
+
+
 def test_a_result_that_cannot_be_written_ends_the_run_and_its_workers(tmp_path: Path) -> None:
     """The failure is outside the pool, between two results: nobody may then wait for the run that goes on."""
     (tmp_path / "two.toml").write_text(
@@ -405,6 +445,7 @@ def test_curves_whose_folders_would_be_the_same_are_refused(tmp_path: Path) -> N
         (["run", "demo", "--resume", "x"], "quafl: --resume takes everything from the folder"),
         (["run", "demo", "--out", "x", "--only", "Quafl"], "quafl: --only Quafl: there is no such curve, choose from"),
         (["export", "nowhere"], "quafl: nowhere holds no run"),
+        (["watch", "nowhere"], "quafl: nowhere holds no run; give a folder that 'quafl run' writes to"),
         (["run", "celeba", "--out", "x"], "quafl: CelebA is not on this machine and cannot be downloaded (its licence"),
     ],
 )

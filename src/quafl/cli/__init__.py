@@ -24,6 +24,7 @@ _DRAWS = "matplotlib", "scipy"
 COMMANDS = {
     "run": _Command("runs", "Run an experiment: every curve, every seed.", _DRAWS),
     "sweep": _Command("sweeps", "Run an experiment with all combinations of some settings.", _DRAWS),
+    "watch": _Command("watching", "Follow a run from another terminal, until it ends."),
     "report": _Command("runs", "Show recorded runs: a table here, and a page with the curves.", _DRAWS),
     "export": _Command("runs", "Write a trained model as a state_dict, in safetensors.", _DRAWS),
     "reproduce": _Command(
