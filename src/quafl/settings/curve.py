@@ -33,10 +33,7 @@ class Settings(Section):
     modules: list[str] | None = None  # the folders of the user's own modules
 
     @model_validator(mode="after")
-    def _enough_clients(self) -> Self:
-        sampled = self.algorithm.build().sampled
-        if sampled > self.clients.count:
-            raise ValueError(f"algorithm.sampled = {sampled}: must be at most clients.count = {self.clients.count}")
+    def _served(self) -> Self:
         if self.clients.names is not None and not isinstance(self.task, OwnTask):
             raise ValueError(
                 f"clients.names = {self.clients.names}: must be left out, only a task of one's own (task.make) is "
@@ -52,6 +49,8 @@ class Settings(Section):
     @model_validator(mode="after")
     def _buildable(self) -> Self:
         algorithm, world, count = self.algorithm.build(self.defence.build()), self.clients.build(), self.clients.count
+        if algorithm.sampled > count:
+            raise ValueError(f"algorithm.sampled = {algorithm.sampled}: must be at most clients.count = {count}")
         coders = coders_for(algorithm, self.codec.build())
         world.speeds(count, Generators(0), self.run.until)
         world.link(count, coders)

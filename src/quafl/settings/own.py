@@ -1,6 +1,7 @@
 """Sections that name a function of the user's own, `make = "package.module:function"`, where others have a `name`."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -23,7 +24,10 @@ if TYPE_CHECKING:  # a federation's client has no need of the simulator
 
 OWN = "own"  # the name of whatever has a `make`
 SECTIONS = "task", "algorithm", "codec"  # that may have a function of one's own
-_ALGORITHM = "records", "sampled", "local_steps", "wait", "start", "round", "newcomer", "hear", "answer", "lost"
+_ALGORITHM = (
+    *("records", "sampled", "local_steps", "wait", "direction", "applied"),
+    *("start", "round", "newcomer", "hear", "answer", "lost"),
+)
 _CODEC = "bits", "keyed", "difference", "encode", "refine", "decode", "noise"
 
 
@@ -157,10 +161,10 @@ def completed(raw: Raw, beside: Path | None) -> Raw:
     remembered = [Path(folder) for folder in raw.get("modules", [])]
     places = [place.resolve() for place in [*remembered, *([beside] if beside else []), Path.cwd()]]
     own.reach(places)
-    try:
-        found = [own.folder_of(str(section["make"]), f"{key}.make =") for key, section in mine.items()]
-    except DataError as error:
-        raise SettingsError(str(error)) from error
+    found = []
+    for section in mine.values():
+        with suppress(DataError):  # said when it is used, which may be elsewhere
+            found.append(own.folder_of(str(section["make"]), "make ="))
     folders = list(dict.fromkeys(str(place) for place in found if place in places))
     named = {key: {"name": OWN, **section} for key, section in mine.items()}
     return {**raw, **named, **({"modules": folders} if folders else {})}

@@ -145,6 +145,8 @@ def together(
         )
     if per_client or per_class:
         raise ValueError("per_client and per_class need a quafl.Local of every party, with one batch size")
+    if isinstance(server, Local) and server.data is None:
+        raise ValueError("the server has no data to judge by, and the clients' are not of one kind; give it some")
     parties = [
         one.build(derive(seed, number), device, precision) if isinstance(one, Local) else one
         for number, one in enumerate([server, *clients])

@@ -50,7 +50,7 @@ def call(
             named = name is not None and _has_place(function, options)
             return function(name, **options) if named else function(**options)
     except Exception as error:  # it is the user's, and may raise anything
-        raise DataError(f"{what} {path} failed: {type(error).__name__}: {error}{_line(error)}") from error
+        raise DataError(f"{what} {path} failed: {_said(error)}") from error
 
 
 def takes(path: str, what: str, name: str) -> bool:
@@ -64,15 +64,13 @@ def _module(path: str, what: str) -> ModuleType:
         raise DataError(f"{what} {path}: must look like package.module:function")
     try:
         return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+    except Exception as error:  # it is the user's, and may raise anything
+        if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
             raise DataError(
                 f"{what} {path}: {error}; is it installed, beside the settings file, or in the folder where you are "
                 f"({Path.cwd()})?"
             ) from error
-        raise DataError(f"{what} {path}: {error}; it is needed{_line(error)}") from error
-    except Exception as error:  # it is the user's, and may raise anything
-        raise DataError(f"{what} {path} cannot be imported: {type(error).__name__}: {error}{_line(error)}") from error
+        raise DataError(f"{what} {path} cannot be imported: {_said(error)}") from error
 
 
 def _function(path: str, what: str) -> Callable[..., Any]:
@@ -94,11 +92,12 @@ def _has_place(function: Callable[..., Any], options: Mapping[str, Any]) -> bool
     return any(one.kind not in by_name for name, one in parameters.items() if name not in options)
 
 
-def _line(error: Exception) -> str:
-    """Where the user's code raised it."""
+def _said(error: Exception) -> str:
+    """What the user's code raised, in a line, and where."""
+    first = f"{type(error).__name__}: {error}".splitlines()[0]
     frames = extract_tb(error.__traceback__)
     theirs = [one for one in frames if one.filename not in (__file__, importlib.__file__) and one.filename[0] != "<"]
-    return f" ({theirs[0].filename}, line {theirs[0].lineno})" if theirs else ""
+    return f"{first} ({theirs[0].filename}, line {theirs[0].lineno})" if theirs else first
 
 
 @contextmanager
