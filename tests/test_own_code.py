@@ -18,6 +18,7 @@ from quafl.settings.base import SettingsError
 from quafl.settings.reading import load, load_federation
 from quafl.tasks import DataError
 from quafl.tasks.local import make
+from quafl.tasks.own import pack, unpack
 
 MINE = '''
 import random
@@ -156,6 +157,20 @@ def test_a_name_takes_the_place_of_a_function_and_the_other_way_round(folder: Pa
     (other,) = load(str(folder / "own.toml"), ["codec.make=mine:my_codec", "codec.bits=6"])
     up, down = other.codec.build()  # type: ignore[misc]
     assert (up.bits, down.bits) == (6, 32)
+
+
+def test_own_code_travels_to_machines_that_do_not_have_it(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    here = list(sys.path)
+    (settings,) = load(str(folder / "own.toml"), ["run.until=10"])
+    code = pack(map(Path, settings.modules or []))
+    del sys.modules["mine"]
+    sys.path[:] = here
+    (folder / "mine.py").unlink()
+    unpack(code, tmp_path_factory.mktemp("there") / "code")
+    _, run = settings.simulation(0)
+    assert [row for row in run if row]
 
 
 def test_every_party_s_data_and_the_server_s_judgement_are_those_of_a_federation(folder: Path) -> None:

@@ -26,6 +26,19 @@ def reach(folders: Iterable[Path]) -> None:
             sys.path.insert(0, folder)
 
 
+def pack(folders: Iterable[Path]) -> dict[str, bytes]:
+    """The modules that lie in the folders, by the names of their files, to be used on another machine."""
+    return {file.name: file.read_bytes() for folder in folders for file in sorted(folder.glob("*.py"))}
+
+
+def unpack(modules: Mapping[str, bytes], folder: Path) -> None:
+    """Let Python import them there, where it finds no others of these names."""
+    folder.mkdir(exist_ok=True)
+    for name, content in modules.items():
+        (folder / name).write_bytes(content)
+    sys.path.append(str(folder))
+
+
 def folder_of(path: str, what: str) -> Path:
     """The folder from which the function's module was imported."""
     module = _module(path, what)
