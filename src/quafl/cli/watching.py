@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from quafl.cli.terminal import Json, console, one_sentence
-from quafl.run.watching import Standing, Watch
+from quafl.run.watching import Standing, look
 
 app = typer.Typer()
 
@@ -26,11 +26,9 @@ def watch(
     once: Annotated[bool, typer.Option(help="Look once.")] = False,
     json_: Json = False,
 ) -> None:
-    """Follow a run from another terminal, until it ends: finished seeds, and others by their last checkpoint. Off a
-    terminal, there is a line for each change; with --json, a JSON object."""
+    """Follow a run from another terminal, until it ends. Off a terminal, there is a line for each change."""
     with one_sentence(), _live(json_) as show:
-        looking = Watch(folder)
-        while not show(looking.look()) and not once:
+        while not show(look(folder)) and not once:
             sleep(every)
 
 

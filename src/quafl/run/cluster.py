@@ -19,7 +19,7 @@ from quafl.run.jobs import Job, News, Outcome, compute
 from quafl.run.pool import SIGNALS, Interrupted, by_itself, named
 from quafl.tasks import own
 
-PAUSE = 1.0  # seconds between a task's looks at the board
+PAUSE = 1.0  # seconds between a task's looks at the board, at most
 
 
 def over_ray(
@@ -111,7 +111,7 @@ def _run(
 
         def stopping() -> bool:
             nonlocal looked, sent
-            if monotonic() < looked + PAUSE:
+            if monotonic() < looked + min(PAUSE, job.checkpoint_seconds):
                 return False
             looked = monotonic()
             if here.exists() and here.stat().st_mtime_ns != sent:

@@ -1,14 +1,15 @@
-"""How far the runs in a folder are, seen from outside: by their rows, their checkpoints and a federation's status."""
+"""How far the runs in a folder are, seen from outside: by their rows, their progress and a federation's status."""
 
 import json
 import tomllib
+from math import inf
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from quafl.record import checkpoints
-from quafl.record.rows import Row, by_seed, read_rows
+from quafl.record.rows import by_seed, read_rows
 from quafl.record.summary import ROWS, SETTINGS, RecordError, sent
+from quafl.run.folders import PROGRESS
 
 STATUS = "status.json"  # of a federation
 
@@ -36,60 +37,41 @@ class Standing(NamedTuple):
         return f"{self.curve}: {self.ended} of {self.seeds} seeds{share}{score}"
 
 
-class Watch:
-    """Looks at a folder; a checkpoint is read once."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._known: dict[Path, tuple[int, Row]] = {}
-
-    def look(self) -> list[Standing]:
-        """All curves in the folder, by path."""
-        paths = sorted(path.parent for path in self._folder.rglob(SETTINGS))
-        if not paths:
-            raise RecordError(f"{self._folder} holds no run; give a folder that 'quafl run' writes to")
-        return [self._standing(path) for path in paths]
-
-    def _standing(self, path: Path) -> Standing:
-        settings = tomllib.loads((path / SETTINGS).read_text(encoding="utf-8"))
-        plan, status = settings["run"], _status(path)
-        rows = by_seed(read_rows(path / ROWS)) if (path / ROWS).exists() else {}
-        real = plan.get("clock") == "wall"
-        seeds = [plan["seed"]] if real else plan["seeds"]
-        ended = [seed for seed in seeds if seed in rows and not status.get("running", False)]
-        lasts = {seed: mine[-1] for seed, mine in rows.items() if seed in seeds}
-        for seed in (seed for seed in seeds if seed not in rows):
-            found = self._saved(path / f"checkpoint-seed{seed}.pt")
-            lasts |= {} if found is None else {seed: found}
-        until = float(plan.get("until", "inf"))
-        behind = [1.0 if seed in ended else lasts[seed]["time"] / until if seed in lasts else 0.0 for seed in seeds]
-        metric = plan["metric"] if any(plan["metric"] in row for row in lasts.values()) else "loss"
-        return Standing(
-            curve=str(settings["label"]),
-            seeds=len(seeds),
-            ended=len(ended),
-            share=fmean(behind) if until < float("inf") or len(ended) == len(seeds) else None,
-            round=fmean(row["round"] for row in lasts.values()) if lasts else 0.0,
-            metric=metric,
-            value=fmean(row[metric] for row in lasts.values()) if lasts else None,
-            megabytes=fmean(map(sent, lasts.values())) if lasts else 0.0,
-        )
-
-    def _saved(self, checkpoint: Path) -> Row | None:
-        """The last row of an unfinished seed, if there is a checkpoint."""
-        try:
-            changed = checkpoint.stat().st_mtime_ns
-            if self._known.get(checkpoint, (0, {}))[0] != changed:
-                state = checkpoints.load(checkpoint, "cpu")
-                self._known[checkpoint] = changed, state["simulation"]["evaluations"]["rows"][-1]
-        except (OSError, RecordError, KeyError):  # it has just ended, or is somebody else's
-            return None
-        return self._known[checkpoint][1]
+def look(folder: Path) -> list[Standing]:
+    """All curves in the folder, by path."""
+    paths = sorted(path.parent for path in folder.rglob(SETTINGS))
+    if not paths:
+        raise RecordError(f"{folder} holds no run; give a folder that 'quafl run' writes to")
+    return [_standing(path) for path in paths]
 
 
-def _status(path: Path) -> dict[str, Any]:
+def _standing(path: Path) -> Standing:
+    settings = tomllib.loads((path / SETTINGS).read_text(encoding="utf-8"))
+    plan, running = settings["run"], _read(path / STATUS).get("running", False)
+    rows = by_seed(read_rows(path / ROWS)) if (path / ROWS).exists() else {}
+    seeds = [plan["seed"]] if plan.get("clock") == "wall" else plan["seeds"]
+    ended = [seed for seed in seeds if seed in rows and not running]
+    now = {int(seed): row for seed, row in _read(path / PROGRESS).items()}
+    lasts = {seed: rows[seed][-1] if seed in rows else now[seed] for seed in seeds if seed in rows or seed in now}
+    until = float(plan.get("until", inf))
+    shares = [1.0 if seed in ended else lasts[seed]["time"] / until if seed in lasts else 0.0 for seed in seeds]
+    metric = plan["metric"] if any(plan["metric"] in row for row in lasts.values()) else "loss"
+    return Standing(
+        curve=str(settings["label"]),
+        seeds=len(seeds),
+        ended=len(ended),
+        share=fmean(shares) if until < inf or len(ended) == len(seeds) else None,
+        round=fmean(row["round"] for row in lasts.values()) if lasts else 0.0,
+        metric=metric,
+        value=fmean(row[metric] for row in lasts.values()) if lasts else None,
+        megabytes=fmean(map(sent, lasts.values())) if lasts else 0.0,
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A file that may not be there."""
     try:
-        status: dict[str, Any] = json.loads((path / STATUS).read_text(encoding="utf-8"))
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    return status
+    return found
