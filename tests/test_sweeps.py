@@ -128,6 +128,8 @@ def test_a_task_without_a_validation_split_cannot_be_tuned(bowl: Path) -> None:
     done = CliRunner().invoke(app, ["tune", str(bowl), "--over", "algorithm.lr=0.1,0.2"])
     assert done.exit_code == 2
     assert "cannot be tuned: quadratic has no part of the training set to judge by" in " ".join(done.stderr.split())
+    nothing = CliRunner().invoke(app, ["tune", str(bowl)])
+    assert f"say what to try: quafl tune {bowl} --over" in nothing.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The paper's figures: `quafl reproduce | tune`."""
+"""The paper's figures, `quafl reproduce | tune`; tune serves settings of one's own, too."""
 
 import json
 import shlex
@@ -20,6 +20,7 @@ from quafl.run import figures as judging
 from quafl.run.folders import RunFolder, accumulate, share
 from quafl.run.sweeps import line
 from quafl.run.tuning import Tried, around, choose, grid, shown
+from quafl.settings.base import SettingsError
 from quafl.settings.curve import Settings
 from quafl.settings.figures import REGIMES, Reproduction, figures, load_figure, local_steps
 from quafl.tasks import DataError
@@ -214,7 +215,9 @@ def tune(
     your own: the values that --over gives. Given again, it goes on."""
     with one_sentence(), only_json(json_):
         changes = [*(set_ or []), *([f"run.device={device}"] if device else [])]
-        place = out / ("quick" if quick else "") / Path(name).stem
+        place = out / ("quick" if quick else "") / (Path(name).stem if over else name)
+        if not over and Path(name).is_file():
+            raise SettingsError(f"say what to try: quafl tune {name} --over algorithm.lr=0.05,0.1,0.2")
         if over:
             tried = tuned(name, changes, over, trials, place, jobs)
         else:
