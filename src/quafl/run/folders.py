@@ -22,7 +22,6 @@ from quafl.settings.curve import Settings
 from quafl.settings.reading import load
 
 TROUBLES, SECONDS = "troubles.json", "seconds.json"
-PROGRESS = "progress.json"  # the last row of each seed that is being computed
 
 
 @dataclass(slots=True)
@@ -38,7 +37,7 @@ class RunFolder:
     def begin(self) -> None:
         """Write what is known beforehand, in place of what an earlier run left."""
         self.path.mkdir(parents=True, exist_ok=True)
-        fixed = (self.path / name for name in (ROWS, TROUBLES, SECONDS, PROGRESS))
+        fixed = self.path / ROWS, self.path / TROUBLES, self.path / SECONDS
         for old in (*fixed, *self.path.glob("model-seed*"), *self.path.glob("checkpoint-seed*")):
             old.unlink(missing_ok=True)
         with write_atomically(self.path / VERSIONS) as stream:

@@ -1,6 +1,5 @@
 """All seeds of all curves that are left to do, one after another or over processes; they can be asked to stop."""
 
-import json
 import logging
 import multiprocessing
 import os
@@ -8,26 +7,21 @@ import signal
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from functools import partial
 from multiprocessing.queues import Queue
-from pathlib import Path
 from threading import Thread, current_thread, main_thread
-from time import monotonic
 from types import FrameType
 from typing import Protocol, TypeAlias
 
 import torch
 
 from quafl.codec.kernels import kernel_for
-from quafl.record.files import write_atomically
-from quafl.record.rows import Row
 from quafl.record.summary import RunError
-from quafl.run.folders import PROGRESS, RunFolder
+from quafl.run.folders import RunFolder
 from quafl.run.jobs import Job, News, Outcome, compute
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-NOTE_SECONDS = 1.0  # between two words about a curve to whoever watches it
 SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP  # that ask a run to stop
 
 
@@ -53,39 +47,14 @@ def run(
     back for each that ended before its time. In a single process, a run can be given up: it stays in its checkpoint."""
     jobs = [(folder, job) for folder in folders for job in folder.jobs(checkpoint_seconds)]
     jobs.sort(key=lambda pair: pair[1].settings.run.seeds.index(pair[1].seed))  # the curves progress side by side
-    noted = _Noted(on_news)
-    with closing(_finished(jobs, processes, ray, noted, given_up)) as finished:  # whatever happens, its workers end
+    with closing(_finished(jobs, processes, ray, on_news, given_up)) as finished:  # whatever happens, its workers end
         for folder, job, outcome in finished:
             folder.add(job.seed, outcome)
-            if not folder.missing():
-                (folder.path / PROGRESS).unlink(missing_ok=True)
     return [
         f"{folder.settings.label}, seed {seed}: {trouble}"
         for folder in folders
         for seed, trouble in folder.troubles.items()
     ]
-
-
-class _Noted:
-    """Passes news on, and writes down how far each curve's seeds are, for whoever watches."""
-
-    def __init__(self, on_news: Callable[[Job, News], None]) -> None:
-        self._on_news = on_news
-        self._rows: dict[Path, dict[int, Row]] = {}
-        self._due: dict[Path, float] = {}
-
-    def __call__(self, job: Job, word: News) -> None:
-        self._on_news(job, word)
-        if isinstance(word, str):
-            return
-        place = job.checkpoint.parent
-        rows = self._rows.setdefault(place, {})
-        rows[job.seed] = word
-        if monotonic() < self._due.get(place, 0.0):
-            return
-        self._due[place] = monotonic() + NOTE_SECONDS
-        with suppress(OSError), write_atomically(place / PROGRESS) as stream:  # what must be written says so itself
-            json.dump(rows, stream)
 
 
 _Finished: TypeAlias = Generator[tuple[RunFolder, Job, Outcome], None, None]

@@ -1,4 +1,4 @@
-"""How far the runs in a folder are, seen from outside: by their rows, their progress and a federation's status."""
+"""How far the runs in a folder are, seen from outside: by their rows and a federation's status."""
 
 import json
 import tomllib
@@ -7,11 +7,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from quafl.record.rows import by_seed, read_rows
+from quafl.record.rows import Row, by_seed, read_rows
 from quafl.record.summary import ROWS, SETTINGS, RecordError, sent
-from quafl.run.folders import PROGRESS
 
 STATUS = "status.json"  # of a federation
+SO_FAR = "rows-seed{seed}.csv"  # of a seed that is not finished
 
 
 class Standing(NamedTuple):
@@ -51,8 +51,8 @@ def _standing(path: Path) -> Standing:
     rows = by_seed(read_rows(path / ROWS)) if (path / ROWS).exists() else {}
     seeds = [plan["seed"]] if plan.get("clock") == "wall" else plan["seeds"]
     ended = [seed for seed in seeds if seed in rows and not running]
-    now = {int(seed): row for seed, row in _read(path / PROGRESS).items()}
-    lasts = {seed: rows[seed][-1] if seed in rows else now[seed] for seed in seeds if seed in rows or seed in now}
+    known = {seed: rows.get(seed) or _so_far(path / SO_FAR.format(seed=seed)) for seed in seeds}
+    lasts = {seed: mine[-1] for seed, mine in known.items() if mine}
     until = float(plan.get("until", inf))
     shares = [1.0 if seed in ended else lasts[seed]["time"] / until if seed in lasts else 0.0 for seed in seeds]
     metric = plan["metric"] if any(plan["metric"] in row for row in lasts.values()) else "loss"
@@ -66,6 +66,14 @@ def _standing(path: Path) -> Standing:
         value=fmean(row[metric] for row in lasts.values()) if lasts else None,
         megabytes=fmean(map(sent, lasts.values())) if lasts else 0.0,
     )
+
+
+def _so_far(path: Path) -> list[Row]:
+    """Of a seed that is being computed; what is being written just now may be cut off."""
+    try:
+        return read_rows(path)
+    except (FileNotFoundError, ValueError, TypeError, AttributeError):
+        return []
 
 
 def _read(path: Path) -> dict[str, Any]:
