@@ -172,7 +172,7 @@ def gpu() -> Result:
 def table(rows: list[Result]) -> str:
     head = list(rows[0])
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    return "\n".join(lines + ["| " + " | ".join(str(row.get(name, '')) for name in head) + " |" for row in rows])
+    return "\n".join(lines + ["| " + " | ".join(str(row.get(name, "")) for name in head) + " |" for row in rows])
 
 
 def page(out: Path) -> None:

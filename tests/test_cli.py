@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from statistics import mean
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -19,17 +21,17 @@ from typer.testing import CliRunner
 from waiting import wait_for
 
 import quafl
-from quafl.cli import app
+from quafl.cli import COMMANDS, app, loaded
 from quafl.cli.results import Bars, progress
 from quafl.cli.terminal import one_sentence
 from quafl.record import checkpoints
 from quafl.record.files import write_atomically
-from quafl.record.rows import Growing, Row, read_rows, write_rows
+from quafl.record.rows import Growing, Row, by_seed, read_rows, write_rows
 from quafl.record.summary import RecordError
 from quafl.run.folders import prepare, reopen
 from quafl.run.jobs import Job, compute
 from quafl.run.pool import places
-from quafl.settings.reading import load
+from quafl.settings.reading import builtin, load
 
 SMALL = ["run.until=60", "run.seeds=[3,4]", "clients.count=8", "algorithm.sampled=2"]
 
@@ -437,6 +439,41 @@ def test_export_of_an_unfinished_run_takes_its_checkpoint(
         assert torch.equal(exported[name], tensor)
 
 
+def test_a_run_is_watched_by_its_rows_until_it_ends(uninterrupted: Path, tmp_path: Path) -> None:
+    shutil.copytree(uninterrupted, tmp_path / "out")
+    curve = tmp_path / "out" / "fedbuff"
+    rows = by_seed(read_rows(curve / "rows.csv"))
+    ended = CliRunner().invoke(app, ["watch", str(tmp_path / "out")])
+    score = f"accuracy {mean(rows[seed][-1]['accuracy'] for seed in (0, 1)):.4g}"
+    assert ended.stdout.splitlines()[0].startswith(f"FedBuff: 2 of 2 seeds, 100%, {score}, ")
+    write_rows(curve / "rows.csv", rows[0])
+    assert watched(tmp_path)["share"] == 0.5
+    so_far = [row for row in rows[1] if row["time"] < 30]
+    write_rows(curve / "rows-seed1.csv", so_far)
+    now = watched(tmp_path)
+    assert (now["curve"], now["seeds"], now["ended"]) == ("FedBuff", 2, 1)
+    assert now["share"] == pytest.approx((1 + so_far[-1]["time"] / 50) / 2)
+    assert now["value"] == pytest.approx((rows[0][-1]["accuracy"] + so_far[-1]["accuracy"]) / 2)
+
+
+def watched(folder: Path) -> dict[str, Any]:
+    """How far the first curve is."""
+    done = CliRunner().invoke(app, ["watch", str(folder / "out"), "--once", "--json"])
+    first: dict[str, Any] = json.loads(done.stdout.splitlines()[0])
+    return first
+
+
+def test_a_federation_is_watched_until_its_server_has_ended(uninterrupted: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    plan = "[run]\nclock = 'wall'\nseed = 0\nmetric = 'accuracy'\nuntil = inf\n"
+    (tmp_path / "out" / "settings.toml").write_text(f"label = 'real'\n{plan}")
+    write_rows(tmp_path / "out" / "rows.csv", by_seed(read_rows(uninterrupted / "quafl" / "rows.csv"))[0])
+    (tmp_path / "out" / "status.json").write_text('{"running": true}')
+    assert (watched(tmp_path)["ended"], watched(tmp_path)["share"]) == (0, None)
+    (tmp_path / "out" / "status.json").write_text('{"running": false}')
+    assert (watched(tmp_path)["ended"], watched(tmp_path)["share"]) == (1, 1.0)
+
+
 def test_a_result_that_cannot_be_written_ends_the_run_and_its_workers(tmp_path: Path) -> None:
     """The failure is outside the pool, between two results: nobody may then wait for the run that goes on."""
     (tmp_path / "two.toml").write_text(
@@ -533,6 +570,7 @@ def test_curves_whose_folders_would_be_the_same_are_refused(tmp_path: Path) -> N
         (["run", "demo", "--resume", "x"], "quafl: --resume takes everything from the folder"),
         (["run", "demo", "--out", "x", "--only", "Quafl"], "quafl: --only Quafl: there is no such curve, choose from"),
         (["export", "nowhere"], "quafl: nowhere holds no run"),
+        (["watch", "nowhere"], "quafl: nowhere holds no run; give a folder that 'quafl run' writes to"),
         (["run", "celeba", "--out", "x"], "quafl: CelebA is not on this machine and cannot be downloaded (its licence"),
     ],
 )
@@ -553,11 +591,79 @@ def test_help_shows_examples_and_version_the_version() -> None:
     assert CliRunner().invoke(app, ["--version"]).output.split() == ["quafl", quafl.__version__]
 
 
+LIGHT = """
+import sys
+
+from quafl.cli import COMMANDS, app, loaded
+
+app(sys.argv[1:], standalone_mode=False)
+print(sorted({"torch", "numpy", "pydantic", "matplotlib"} & set(sys.modules)))
+"""
+
+
+def test_help_imports_nothing_that_takes_its_time() -> None:
+    done = subprocess.run([sys.executable, "-c", LIGHT, "--help"], capture_output=True, text=True, check=True)
+    assert "quafl run demo --out runs/demo" in done.stdout
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_what_help_says_of_a_command_is_how_its_own_help_begins(name: str) -> None:
+    own, said = " ".join((loaded(name).help or "").split()), COMMANDS[name].says
+    assert own.startswith(said.removesuffix("."))
+
+
+def test_the_shell_completes_commands() -> None:
+    words = {"_QUAFL_COMPLETE": "complete_bash", "COMP_WORDS": "quafl re", "COMP_CWORD": "1"}
+    done = CliRunner().invoke(app, env=words, prog_name="quafl")
+    assert done.stdout.split() == ["report", "reproduce"]
+
+
+def test_the_list_has_everything_that_can_be_named() -> None:
+    found = json.loads(CliRunner().invoke(app, ["list", "--json"]).stdout)
+    assert list(found["experiments"]) == builtin()
+    assert {"time", "map"} <= found["figures"].keys()
+    assert {"quafl", "calibrated", "ca2fl"} <= found["algorithms"].keys()
+    assert found["tasks"]["digits"] == "scikit-learn's handwritten digits and a two-layer network"
+    assert all(about for entries in found.values() for about in entries.values())
+    shown = CliRunner().invoke(app, ["list"], env={"COLUMNS": "200"}).stdout
+    assert all(name in shown for entries in found.values() for name in entries)
+
+
+def test_the_doctor_says_what_is_missing_and_what_to_do_about_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("QUAFL_DATA", str(tmp_path / "data"))
+    monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
+    (tmp_path / "data" / "celeba" / "img_align_celeba").mkdir(parents=True)
+    for name in ("identity_CelebA.txt", "list_attr_celeba.txt"):
+        (tmp_path / "data" / "celeba" / name).touch()
+    found = {
+        (one["part"], one["what"]): one for one in json.loads(CliRunner().invoke(app, ["doctor", "--json"]).stdout)
+    }
+    assert found["versions", "quafl"]["says"] == quafl.__version__
+    assert found["data", "CelebA"]["says"] == f"in {tmp_path / 'data' / 'celeba'}"
+    if not found["data", "MNIST"]["there"]:  # a Debian package may have brought it
+        assert (
+            f"not in {tmp_path / 'data' / 'mnist'} or {tmp_path / 'quafl' / 'mnist'}" in found["data", "MNIST"]["says"]
+        )
+        assert "a folder mnist/ of the folder that QUAFL_DATA names" in found["data", "MNIST"]["todo"]
+    assert found["extras", "ray"] == {
+        **{"part": "extras", "what": "ray", "there": False},
+        **{"says": "for clusters; ray not installed", "todo": "pip install 'quafl[ray]'"},
+    }
+    assert found["kernels", "torch"]["there"]
+    assert ("devices", "cuda" if not torch.cuda.is_available() else "cuda:0") in found
+    said = " ".join(CliRunner().invoke(app, ["doctor"], env={"COLUMNS": "200"}).stdout.split())
+    assert "– ray for clusters; ray not installed; pip install 'quafl[ray]'" in said
+
+
 WITHOUT = """
 import sys
 
 sys.modules["matplotlib"] = None  # as if it were not installed
-from quafl.cli import app
+from quafl.cli import COMMANDS, app, loaded
 
 app(sys.argv[1:])
 """

@@ -3,13 +3,14 @@
 import re
 import subprocess
 import sys
+from math import inf
 from pathlib import Path
 
 import pytest
 from federations import federation
 
 from quafl.deploy.server import Goals
-from quafl.settings.reading import load_federation
+from quafl.settings.reading import load, load_federation
 from quafl.tasks.local import make
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -27,7 +28,7 @@ def test_the_example_learns(name: str, pattern: str, least: float) -> None:
     assert float(value) >= least
 
 
-def test_the_federated_example_makes_every_partys_task_from_its_own_csv(
+def test_the_federated_example_makes_every_partys_task_from_its_own_csv_and_is_rehearsed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -39,6 +40,11 @@ def test_the_federated_example_makes_every_partys_task_from_its_own_csv(
     assert tasks["north"].batch(0, 0).inputs.shape == (16, 30)
     assert not tasks["north"].batch(0, 0).inputs.equal(tasks["south"].batch(0, 0).inputs)
     assert 0 < tasks["server"].evaluate(*tasks["server"].initial())["accuracy"] < 1
+    (rehearsal,) = load(str(EXAMPLES / "federation" / "rehearsal.toml"), ["run.until=4"])
+    assert rehearsal.task.make == settings.task.make
+    assert rehearsal.algorithm == settings.algorithm.model_copy(update={"patience": inf})
+    task, run = rehearsal.simulation(0)
+    assert task.evaluate(*task.initial())["accuracy"] < 0.9 < [row for row in run if row][-1]["accuracy"]
 
 
 def test_the_federated_example_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

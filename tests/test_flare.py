@@ -62,13 +62,15 @@ def test_the_example_learns_in_flares_simulator_with_four_bits(tmp_path: Path) -
 
 
 def test_a_job_has_the_settings_and_the_task_but_none_of_our_code(tmp_path: Path) -> None:
-    make_job(EXAMPLE / "fed.toml", "mine:make").export_job(str(tmp_path))
+    settings = load_federation(str(EXAMPLE / "fed.toml"), ["task.make=elsewhere:make", "task.hidden=8"])
+    make_job(settings, "mine:make").export_job(str(tmp_path))
     config = tmp_path / "quafl" / "app" / "config"
     assert {path.name for path in (tmp_path / "quafl" / "app").iterdir()} == {"config"}
     (server,) = json.loads((config / "config_fed_server.json").read_text())["workflows"]
     (client,) = json.loads((config / "config_fed_client.json").read_text())["executors"]
     assert tomllib.loads(server["args"]["settings"])["codec"]["bits"] == 4
-    assert client["executor"]["args"] == {"task": "mine:make"}
+    assert tomllib.loads(server["args"]["settings"])["task"] == {"name": "own", "make": "elsewhere:make", "hidden": 8}
+    assert client["executor"]["args"] == {"task": "mine:make", "options": {"hidden": 8}}
     assert client["tasks"] == [TASK]
     for path in (server["path"], client["executor"]["path"]):
         assert path.startswith(ALLOWED)

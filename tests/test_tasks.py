@@ -4,7 +4,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -304,11 +303,6 @@ def test_metrics_see_what_the_model_returned_however_many_examples_there_are(
         inputs, targets = (torch.cat(part) for part in zip(*own, strict=True))
         assert score["hits"] == pytest.approx(float(accuracy(module.inner(inputs), targets)))
     assert kinds == {type(made(torch.zeros(1, 2), ()))}
-
-
-def test_what_is_no_tensor_is_no_data() -> None:
-    with pytest.raises(TypeError, match=r"a batch has a ndarray, must be made of tensors; torch\.as_tensor"):
-        Supervised(nn.Linear(3, 2), [(np.zeros((5, 3)), torch.zeros(5))])
 
 
 def test_parts_of_different_length_are_refused() -> None:

@@ -1,6 +1,7 @@
 """A task for a real federation: each hospital has a CSV of its own, nobody sees another's.
 
     python patients.py                      # writes one CSV for each party, to try it with
+    quafl run rehearsal.toml --out runs/rehearsal    # the same function, simulated
     quafl federation init north south --server localhost:8002
     quafl server federation/server --settings fed.toml
     quafl client federation/clients/north --task patients:make_task

@@ -1,19 +1,41 @@
 """The command line. A command's file is imported when it is called: a client needs neither plots nor the simulator."""
 
 from importlib import import_module
-from typing import Annotated, Any
+from importlib.util import find_spec
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
-from quafl.cli.terminal import complain, console, remedy
+from quafl.cli.terminal import complain, console, lacking, remedy
 from quafl.version import __version__
 
-HOMES = {
-    **dict.fromkeys(("run", "export", "report"), "runs"),
-    **dict.fromkeys(("reproduce", "tune"), "figures"),
-    **dict.fromkeys(("federation", "server", "client"), "federation"),
+
+class _Command(NamedTuple):
+    """What help says of a command, without importing it."""
+
+    home: str  # its file
+    says: str
+    needs: tuple[str, ...] = ()  # modules that come with an extra
+
+
+_DRAWS = "matplotlib", "scipy"
+COMMANDS = {
+    "run": _Command("runs", "Run an experiment: every curve, every seed.", _DRAWS),
+    "sweep": _Command("sweeps", "Run an experiment with all combinations of some settings.", _DRAWS),
+    "watch": _Command("watching", "Follow a run from another terminal, until it ends."),
+    "report": _Command("runs", "Show recorded runs: a table here, and a page with the curves.", _DRAWS),
+    "export": _Command("runs", "Write a trained model as a state_dict, in safetensors.", _DRAWS),
+    "reproduce": _Command(
+        "figures", "Reproduce figures: their runs, their pictures, and whether their claims hold.", _DRAWS
+    ),
+    "tune": _Command("figures", "Try learning rates, judged on a part of the training set.", _DRAWS),
+    "list": _Command("machine", "Show what can be named: experiments, figures, regimes, algorithms, codecs and tasks."),
+    "doctor": _Command("machine", "Look at this machine: versions, devices, kernels, data, extras."),
+    "federation": _Command("federation", "Real federations: who is in, and who is there."),
+    "server": _Command("federation", "Be the server of a federation."),
+    "client": _Command("federation", "Take part in a federation."),
 }
 
 
@@ -21,30 +43,43 @@ class _Commands(TyperGroup):
     """By their names, from their files."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(HOMES)
+        return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in HOMES:
+        """As help shows it."""
+        if cmd_name not in COMMANDS:
             return None
-        try:
-            group: Any = typer.main.get_command(import_module(f"quafl.cli.{HOMES[cmd_name]}").app)
-        except ModuleNotFoundError as error:
-            return _absent(cmd_name, remedy(error))
-        return group.commands[cmd_name]
+        missing = next((module for module in COMMANDS[cmd_name].needs if find_spec(module) is None), None)
+        return TyperCommand(cmd_name, help=COMMANDS[cmd_name].says if missing is None else _lacks(lacking(missing)))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """As it is called."""
+        name, found, rest = super().resolve_command(ctx, args)
+        return name, found if name is None else loaded(name), rest
+
+
+def loaded(name: str) -> Any:
+    """The command itself."""
+    try:
+        group: Any = typer.main.get_group(import_module(f"quafl.cli.{COMMANDS[name].home}").app)
+    except ModuleNotFoundError as error:
+        return _absent(name, remedy(error))
+    return group.commands[name]
 
 
 def _absent(name: str, sentence: str) -> TyperCommand:
     """A command whose extra is not installed: it says so, whatever it is called with."""
     anything = {"ignore_unknown_options": True, "allow_extra_args": True}
-    return TyperCommand(
-        name, callback=lambda: complain(sentence), help=escape(f"({sentence})"), context_settings=anything
-    )
+    return TyperCommand(name, callback=lambda: complain(sentence), help=_lacks(sentence), context_settings=anything)
+
+
+def _lacks(sentence: str) -> str:
+    return escape(f"({sentence})")
 
 
 app = typer.Typer(
     cls=_Commands,
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )

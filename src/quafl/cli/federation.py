@@ -17,6 +17,7 @@ from rich.table import Table
 from quafl.cli.terminal import complain, console, extras, one_sentence, remedy
 from quafl.record.summary import REPORT, RecordError, read_curve
 from quafl.settings.base import SettingsError
+from quafl.settings.overrides import changes_of
 
 PASSPHRASE = "QUAFL_PASSPHRASE"  # the environment variable that answers whatever asks for a passphrase
 
@@ -207,6 +208,9 @@ def client(
         float, typer.Option(min=0, help="Take at least that long for a local step, to leave the machine to others.")
     ] = 0.0,
     keep_speed: Annotated[bool, typer.Option(help="Do not tell the server how many steps are taken.")] = False,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Give the function this, e.g. hidden=64.")
+    ] = None,
 ) -> None:
     """Take part in a federation; started again, it goes on where it was."""
     with one_sentence(), _engine() as (federated, provision):
@@ -219,7 +223,13 @@ def client(
         folder = (state or kit / "state").resolve()
         with federated.at_work(opened, folder, "choose another --state, or end that process"):
             process = federated.ClientProcess(
-                opened, passphrase, task, folder, step_seconds=step_seconds, tell_speed=not keep_speed
+                opened,
+                passphrase,
+                task,
+                changes_of(set_ or []),
+                folder,
+                step_seconds=step_seconds,
+                tell_speed=not keep_speed,
             )
             raise typer.Exit(process.take_part())
 

@@ -1,5 +1,6 @@
-"""The paper's figures: `quafl reproduce | tune`."""
+"""The paper's figures, `quafl reproduce | tune`; tune serves settings of one's own, too."""
 
+import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,17 +13,19 @@ from rich.padding import Padding
 from rich.table import Table
 
 from quafl.cli.results import conclude, work_off
-from quafl.cli.terminal import Changes, Device, Jobs, complain, console, one_sentence
+from quafl.cli.sweeps import GO_ON, tuned
+from quafl.cli.terminal import Changes, Device, Jobs, Json, complain, console, one_sentence, only_json
 from quafl.record.summary import REPORT, RecordError, RunError, read_curve
 from quafl.run import figures as judging
 from quafl.run.folders import RunFolder, accumulate, share
-from quafl.run.tuning import around, choose, grid
+from quafl.run.sweeps import line
+from quafl.run.tuning import Tried, around, choose, grid, shown
+from quafl.settings.base import SettingsError
 from quafl.settings.curve import Settings
 from quafl.settings.figures import REGIMES, Reproduction, figures, load_figure, local_steps
 from quafl.tasks import DataError
 
 app = typer.Typer()
-GO_ON = "the same command goes on where it was"
 WIDENINGS = 5  # of a grid: around the best, and then beyond the edge while the best is there
 
 
@@ -187,34 +190,57 @@ def _map(wanted: Reproduction, out: Path, jobs: int | None, command: str) -> Non
 
 @app.command()
 def tune(
-    name: Annotated[str, typer.Argument(metavar="ID", help="A figure's label in the paper.")],
-    quick: Annotated[bool, typer.Option(help="Of the small version.")] = False,
+    name: Annotated[
+        str,
+        typer.Argument(metavar="ID|NAME|FILE.toml", help="A figure; with --over, an experiment or a settings file."),
+    ],
+    over: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUES",
+            help="What to try of a setting: algorithm.lr=0.1,0.2, or a range, algorithm.lr=0.01..1; may be repeated.",
+        ),
+    ] = None,
+    trials: Annotated[int, typer.Option(min=1, help="How many points of a range are tried.")] = 20,
+    quick: Annotated[bool, typer.Option(help="Of the small version of a figure.")] = False,
     device: Device = None,
     out: Annotated[
-        Path, typer.Option(help="Folder for the results, one in it for each figure.", file_okay=False)
+        Path, typer.Option(help="Folder for the results, one in it for each figure or file.", file_okay=False)
     ] = Path("runs/tune"),
     set_: Changes = None,
     jobs: Jobs = None,
+    json_: Json = False,
 ) -> None:
-    """Try learning rates for a figure: as many for each algorithm, judged on a part of the training set."""
-    with one_sentence():
+    """Try learning rates, judged on a part of the training set. Of a figure: as many for each algorithm. Of settings of
+    your own: the values that --over gives. Given again, it goes on."""
+    with one_sentence(), only_json(json_):
         changes = [*(set_ or []), *([f"run.device={device}"] if device else [])]
-        wanted = load_figure(name, changes, quick=quick, tuning=True)
-        place = out / ("quick" if quick else "") / name
-        folders = accumulate(grid(wanted), place / "curves")
-        troubles = work_off(folders, GO_ON, jobs=jobs)
-        for widening in range(WIDENINGS if wanted.tuning.around else 0):
-            more = accumulate(around(wanted, folders, beyond=widening > 0), place / "curves")
-            troubles += work_off(more, GO_ON, jobs=jobs) if more else []
-            folders += more
-        for trouble in troubles:
-            console.print(trouble, style="yellow", markup=False)
-        lines = choose(wanted, folders, place)
+        place = out / ("quick" if quick else "") / (Path(name).stem if over else name)
+        if not over and Path(name).is_file():
+            raise SettingsError(f"say what to try: quafl tune {name} --over algorithm.lr=0.05,0.1,0.2")
+        if over:
+            tried = tuned(name, changes, over, trials, place, jobs)
+        else:
+            tried = _tune_figure(load_figure(name, changes, quick=quick, tuning=True), place, jobs)
         table = Table(title="Chosen on the validation split", box=box.SIMPLE_HEAD, pad_edge=False)
-        shown = "curve", "time_to_target", "mean", "final", "chosen"
-        for heading in shown:
+        headings = "curve", "time_to_target", "mean", "final", "chosen"
+        for heading in headings:
             table.add_column(heading.replace("_", " "), no_wrap=True)
-        for line in lines:
-            table.add_row(*(escape(line[heading]) for heading in shown), style="bold" if line["chosen"] else "")
+        for one in tried:
+            table.add_row(*(escape(shown(one)[heading]) for heading in headings), style="bold" if one.chosen else "")
         console.print(table)
         console.print(f"The whole grid: {place / 'grid.csv'}", highlight=False, soft_wrap=True)
+        if json_:
+            typer.echo(json.dumps([{**line(one.point, one.curve), "chosen": one.chosen} for one in tried], indent=2))
+
+
+def _tune_figure(wanted: Reproduction, place: Path, jobs: int | None) -> list[Tried]:
+    folders = accumulate(grid(wanted), place / "curves")
+    troubles = work_off(folders, GO_ON, jobs=jobs)
+    for widening in range(WIDENINGS if wanted.tuning.around else 0):
+        more = accumulate(around(wanted, folders, beyond=widening > 0), place / "curves")
+        troubles += work_off(more, GO_ON, jobs=jobs) if more else []
+        folders += more
+    for trouble in troubles:
+        console.print(trouble, style="yellow", markup=False)
+    return choose(wanted, folders, place)

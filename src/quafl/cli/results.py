@@ -17,7 +17,7 @@ from quafl.record import report as reporting
 from quafl.record.files import write_atomically
 from quafl.record.rows import Row
 from quafl.record.summary import Curve, RecordError, check_showable, ranked, sent, verdict
-from quafl.run.folders import RunFolder
+from quafl.run.folders import RunFolder, changed_code
 from quafl.run.jobs import Job, News
 from quafl.run.pool import Interrupted, run
 
@@ -37,6 +37,8 @@ def work_off(
     """What is left to do of them, shown as it comes: by bars in a terminal, elsewhere by lines. `go_on` says how to, if
     it is interrupted. A sentence is given back for each run that ended before its time."""
     options: dict[str, Any] = {"processes": jobs, "ray": ray, "checkpoint_seconds": checkpoint_seconds}
+    for word in changed_code(folders):
+        console.print(word, style="yellow", markup=False, soft_wrap=True)
     try:
         if not console.is_terminal:
             return run(folders, on_news=_Lines(console), **options)

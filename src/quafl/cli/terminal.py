@@ -1,4 +1,4 @@
-"""What all commands share: options and complaints."""
+"""What all commands share: options and complaints. Help shows them, and imports nothing that takes its time."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,11 +6,6 @@ from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
-
-from quafl.record.files import InUse
-from quafl.record.summary import RecordError, RunError
-from quafl.settings.base import SettingsError
-from quafl.tasks import DataError
 
 console = Console()
 
@@ -26,19 +21,38 @@ EXTRAS = {  # by what they bring: what an extra is called, and what it is for
     **dict.fromkeys(("sklearn", "pooch", "PIL"), ("data", "the built-in datasets")),
     **dict.fromkeys(("grpc", "cryptography"), ("federation", "real federations")),
     "ray": ("ray", "clusters"),
+    "triton": ("cuda", "the codec's GPU kernels"),
+    "optuna": ("tune", "searches of ranges"),
+    "nvflare": ("flare", "jobs of NVIDIA FLARE"),
 }
+Json = Annotated[bool, typer.Option("--json", help="Write JSON to stdout, and all else to stderr.")]
 Device = Annotated[str | None, typer.Option(help="Where to compute: cpu, cuda, cuda:1.")]
 
 
 @contextmanager
 def one_sentence() -> Iterator[None]:
     """Bad input ends with a sentence and exit code 2, not with a traceback."""
+    from quafl.record.files import InUse
+    from quafl.record.summary import RecordError, RunError
+    from quafl.settings.base import SettingsError
+    from quafl.tasks import DataError
+
     try:
         yield
     except (SettingsError, RecordError, DataError, InUse, RunError) as error:
         complain(str(error))
     except OSError as error:
         complain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+
+
+@contextmanager
+def only_json(wanted: bool) -> Iterator[None]:
+    """Where the answer is to be JSON, all else goes to stderr."""
+    console.stderr = wanted
+    try:
+        yield
+    finally:
+        console.stderr = False
 
 
 @contextmanager
@@ -55,8 +69,13 @@ def remedy(error: ModuleNotFoundError) -> str:
     missing = (error.name or "").partition(".")[0]
     if missing not in EXTRAS:
         raise error
-    name, purpose = EXTRAS[missing]
-    return f"{purpose} need {missing}, which is not installed: pip install 'quafl[{name}]'"
+    return lacking(missing)
+
+
+def lacking(module: str) -> str:
+    """What a module that comes with an extra is for, and how to get it."""
+    name, purpose = EXTRAS[module]
+    return f"{purpose} need {module}, which is not installed: pip install 'quafl[{name}]'"
 
 
 def complain(sentence: str, code: int = 2) -> NoReturn:

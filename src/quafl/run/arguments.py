@@ -118,6 +118,10 @@ class Arguments:
         """It with these seeds."""
         return replace(self, seeds=seeds)
 
+    def sources(self) -> str:
+        """None: the program is the user's own."""
+        return ""
+
     def known(self) -> Self:
         """With the fingerprint of its model and data."""
         digest = blake2b(digest_size=16)

@@ -1,4 +1,5 @@
-"""Runs spread over a Ray cluster: each is a Ray task. Machines share no disk: checkpoints travel with the tasks."""
+"""Runs spread over a Ray cluster: each is a Ray task. Machines share no disk: checkpoints and the user's modules travel
+with the tasks."""
 
 import logging
 import signal
@@ -16,8 +17,9 @@ from quafl.record.summary import RunError
 from quafl.run.folders import RunFolder
 from quafl.run.jobs import Job, News, Outcome, compute
 from quafl.run.pool import SIGNALS, Interrupted, by_itself, named
+from quafl.tasks import own
 
-PAUSE = 1.0  # seconds between a task's looks at the board
+PAUSE = 1.0  # seconds between a task's looks at the board, at most
 
 
 def over_ray(
@@ -33,11 +35,12 @@ def over_ray(
     board = ray.remote(num_cpus=0)(Board).remote()
     try:
         running = {}
-        for number, (_, job) in enumerate(jobs):
+        for number, (folder, job) in enumerate(jobs):
             gpus = int(job.settings.run.device == "cuda")
             task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(_run)  # it would begin where it was sent off
             kept = job.checkpoint.read_bytes() if job.checkpoint.exists() else None
-            running[task.remote(number, job, kept, board)] = number
+            code = own.pack(map(Path, folder.settings.modules or []))
+            running[task.remote(number, job, kept, code, board)] = number
         while running:
             if len(asked) > 1:
                 raise Interrupted(asked[0])  # asked again: at once
@@ -88,7 +91,9 @@ class Board:
         return self._stopping
 
 
-def _run(number: int, job: Job, kept: bytes | None, board: Any) -> tuple[Outcome | None, bytes | None]:
+def _run(
+    number: int, job: Job, kept: bytes | None, code: dict[str, bytes], board: Any
+) -> tuple[Outcome | None, bytes | None]:
     """One job where Ray has put it, from its checkpoint on; stopped, with its last one."""
     ray = _ray()
     if ray.get(board.stopping.remote()):
@@ -96,6 +101,7 @@ def _run(number: int, job: Job, kept: bytes | None, board: Any) -> tuple[Outcome
     looked, sent = monotonic(), 0
     with TemporaryDirectory() as folder:
         here = Path(folder) / "checkpoint.pt"
+        own.unpack(code, Path(folder) / "code")
         if kept is not None:
             here.write_bytes(kept)
             sent = here.stat().st_mtime_ns
@@ -105,7 +111,7 @@ def _run(number: int, job: Job, kept: bytes | None, board: Any) -> tuple[Outcome
 
         def stopping() -> bool:
             nonlocal looked, sent
-            if monotonic() < looked + PAUSE:
+            if monotonic() < looked + min(PAUSE, job.checkpoint_seconds):
                 return False
             looked = monotonic()
             if here.exists() and here.stat().st_mtime_ns != sent:

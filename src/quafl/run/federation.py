@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
@@ -159,6 +159,7 @@ class ClientProcess:
         kit: Kit,
         passphrase: str | None,
         task: Task | str,
+        options: Mapping[str, Any],
         folder: Path,
         *,
         step_seconds: float,
@@ -168,7 +169,13 @@ class ClientProcess:
         self._kit, self._loop = kit, Loop("carrier")
         self._carrier = GrpcClient(self._loop, kit.path, passphrase)
         self._driver = make_client(
-            task, kit.name, folder, self._carrier.ask, step_seconds=step_seconds, tell_private=tell_speed
+            task,
+            kit.name,
+            folder,
+            self._carrier.ask,
+            options=options,
+            step_seconds=step_seconds,
+            tell_private=tell_speed,
         )
 
     def take_part(self) -> int:

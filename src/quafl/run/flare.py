@@ -41,14 +41,14 @@ class QuAFLController(flare.FlareServer):
 class QuAFLExecutor(flare.FlareClient):
     """A client. FLARE makes it at the client's site."""
 
-    def __init__(self, task: str) -> None:
+    def __init__(self, task: str, options: dict[str, Any] | None = None) -> None:
         super().__init__()
-        self.task = task
+        self.task, self.options = task, options
         self._driver: Driver
 
     def take_part(self, name: str, folder: Path) -> bool:
         """Until the end, or until asked to stop; whether all went well."""
-        self._driver = make_client(self.task, name, folder, self.ask)
+        self._driver = make_client(self.task, name, folder, self.ask, options=self.options)
         return self._driver.run(self.stop)
 
     def hear(self, octets: Octets) -> bytes:
@@ -60,14 +60,18 @@ def make_job(settings: FederationSettings | str | Path, task: str | None = None,
     """A job (`nvflare.job_config.api.FedJob`) to simulate, to export or to submit.
 
     `settings` are a federation's, or the file that has them. `task` is the function that makes the clients' model and
-    data, 'package.module:function'; by default it is the server's. Both must be importable where they are used.
+    data, 'package.module:function'; by default it is the server's. Both are given what [task] says beside `make`, and
+    must be importable where they are used.
     """
     made = settings if isinstance(settings, FederationSettings) else load_federation(str(settings))
     text = made.to_toml()
     if "{" in text or "}" in text:
         raise SettingsError("the settings have a curly bracket, which FLARE would replace; choose another label")
     return flare.make_job(
-        name, QuAFLController(text), QuAFLExecutor(task or made.task.make), min_clients=made.clients.start_with
+        name,
+        QuAFLController(text),
+        QuAFLExecutor(task or made.task.make, made.task.options() or None),
+        min_clients=made.clients.start_with,
     )
 
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from quafl.record.files import LOCK, alone, write_atomically
 from quafl.record.rows import Row, by_seed, read_rows, write_rows
 from quafl.record.summary import REPORT, ROWS, SETTINGS, VERSIONS, RecordError, RunError, different
-from quafl.run.jobs import Experiment, Job, Outcome, Which, take_up
-from quafl.run.versions import SITTING, UNKNOWN, joined, versions
+from quafl.run.jobs import Experiment, Job, Outcome, Which, own_code, take_up
+from quafl.run.versions import OWN, SITTING, UNKNOWN, joined, versions
 from quafl.settings.base import SettingsError
 from quafl.settings.curve import Settings
 from quafl.settings.reading import load
@@ -43,7 +43,7 @@ class Folder(Generic[AnyExperiment]):
         self.path.mkdir(parents=True, exist_ok=True)
         _clear(self.path)
         with write_atomically(self.path / VERSIONS) as stream:
-            json.dump(versions(), stream, indent=2)
+            json.dump(versions() | own_code(self.settings), stream, indent=2)
         self.write_settings()  # last: with them, a folder counts as begun
 
     def write_settings(self) -> None:
@@ -258,7 +258,8 @@ def share(folders: Sequence[RunFolder], among: Path) -> list[str]:
                 if folder.missing() and set(_different(known, settings)) <= {"label", "run.target"}
             ]
             for folder in alike:
-                taken = [] if path == folder.path or _other_versions(path) else _taken_over(folder, path)
+                other = path == folder.path or _other_versions(path) or _made_with(path) != own_code(folder.settings)
+                taken = [] if other else _taken_over(folder, path)
                 if taken:
                     words.append(f"{folder.settings.label}: seed {', '.join(taken)} as in {path.relative_to(among)}")
         except (RecordError, SettingsError, OSError, ValueError, safetensors.SafetensorError) as error:
@@ -291,8 +292,8 @@ def _check_distinct(folders: Sequence[Folder[Any]]) -> None:
 
 
 def _different(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    """The settings that are not the same, apart from the seeds."""
-    return [name for name in different(one, other) if name != "run.seeds"]
+    """The settings that are not the same, apart from the seeds and the places of modules."""
+    return [name for name in different(one, other) if name not in ("run.seeds", "modules")]
 
 
 def reopen(out: Path) -> list[RunFolder]:
@@ -307,6 +308,26 @@ def reopen(out: Path) -> list[RunFolder]:
     with held(found):
         _forget_report(out)
     return folders
+
+
+def changed_code(folders: Sequence[RunFolder]) -> list[str]:
+    """A sentence for each unfinished curve whose seeds so far were computed with other code of the user's own."""
+    words = []
+    for folder in folders:
+        now = own_code(folder.settings)
+        if now and folder.missing() and _made_with(folder.path) != now:
+            before = _made_with(folder.path).get(OWN)
+            words.append(
+                f"{folder.settings.label}: your code has changed since it was begun ({before}, now {now[OWN]}); it "
+                f"goes on with the new code, run it anew for numbers of one kind"
+            )
+    return words
+
+
+def _made_with(path: Path) -> dict[str, str]:
+    """The user's own code, as `own_code` has it."""
+    made = json.loads((path / VERSIONS).read_text(encoding="utf-8"))
+    return {OWN: made[OWN]} if OWN in made else {}
 
 
 def _check(folders: Sequence[RunFolder]) -> None:

@@ -13,7 +13,7 @@ from quafl.core.seams import Task
 from quafl.record import checkpoints
 from quafl.record.rows import Row
 from quafl.record.summary import RecordError
-from quafl.run.versions import joined, versions
+from quafl.run.versions import OWN, joined, versions
 from quafl.settings.world import Run
 from quafl.sim import Diverged, Simulation
 
@@ -42,6 +42,9 @@ class Experiment(Protocol):
 
     def to_toml(self) -> str:
         """All that its numbers depend on."""
+
+    def sources(self) -> str:
+        """The files of the user's own code that a settings file names, and digests of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,7 @@ def compute(job: Job, on_news: Callable[[News], None], stopping: Callable[[], bo
     here, how = versions(), {"device": name, "executor": simulation.executor, "precision": run.precision}
     settings = job.settings.only(job.seed).to_toml()
     made_with = {"settings": settings, "quafl": here["quafl"], "torch": here["torch"], **how}
-    computed = {**how, "code": here["code"], "date": here["date"]}
+    computed = {**how, "code": here["code"], "date": here["date"], **own_code(job.settings)}
     if checkpoint.exists():
         computed = joined(before.get("computed", {}), computed)
         take_up(checkpoint, simulation, made_with)
@@ -99,6 +102,12 @@ def compute(job: Job, on_news: Callable[[News], None], stopping: Callable[[], bo
     last, best = (task.export(shown.model, shown.buffers) for shown in (simulation.last, simulation.best))
     models: dict[Which, dict[str, Tensor]] = {"last": last, "best": best}
     return Outcome(simulation.rows, models, trouble, computed, monotonic() - began)
+
+
+def own_code(settings: Experiment) -> dict[str, str]:
+    """Which code of the user's own the numbers depend on, if on any."""
+    sources = settings.sources()
+    return {OWN: sources} if sources else {}
 
 
 def take_up(checkpoint: Path, simulation: Simulation, made_with: dict[str, str] | None = None) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -48,7 +49,7 @@ class ServerRun:
         task: Task | None = None,
     ) -> None:
         self._settings, self._out = settings, out
-        self._task = task or local.make(settings.task.make, SERVER, settings.run.seed)
+        self._task = task or settings.task.build(SERVER, settings.run.seed)
         algorithm, coders, _ = settings.terms()
         start, rng = algorithm.start(*self._task.initial()), Generators(settings.run.seed)
         layout = layout_of(self._task)
@@ -129,11 +130,18 @@ class ServerRun:
 
 
 def make_client(
-    made: Task | str, name: str, folder: Path, ask: AskServer, *, step_seconds: float = 0.0, tell_private: bool = True
+    made: Task | str,
+    name: str,
+    folder: Path,
+    ask: AskServer,
+    *,
+    options: Mapping[str, Any] | None = None,
+    step_seconds: float = 0.0,
+    tell_private: bool = True,
 ) -> ClientDriver:
-    """A client, from wherever it stands, with a task or the function that makes it. What cannot be learned from is said
-    now."""
-    task = local.make(made, name, derive("client", name)) if isinstance(made, str) else made
+    """A client, from wherever it stands, with a task or the function that makes it, which is given the options. What
+    cannot be learned from is said now."""
+    task = local.make(made, name, derive("client", name), options) if isinstance(made, str) else made
     task.batch(0, 0)
     kept, reports = kept_in(folder)
     machine = ClientSide(

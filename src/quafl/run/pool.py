@@ -42,11 +42,12 @@ def run(
     processes: int | None = None,
     ray: str | None = None,
     checkpoint_seconds: float = 60.0,
+    given_up: Callable[[], bool] | None = None,
 ) -> list[str]:
     """Run all seeds of all curves that are not finished, over processes here, by default one a core or GPU, or over the
     Ray cluster of that address. No other process may have the folders. A seed's rows and models are on disk as soon as
     it is finished, and its rows as they come in a file of their own until then. A sentence is given back for each that
-    ended before its time."""
+    ended before its time. In a single process, a run can be given up: it stays in its checkpoint."""
     jobs = [(folder, job) for folder in folders for job in folder.jobs(checkpoint_seconds)]
     jobs.sort(key=lambda pair: pair[1].settings.run.seeds.index(pair[1].seed))  # the curves progress side by side
     growing = {job.checkpoint: Growing(folder.rows_so_far(job.seed)) for folder, job in jobs}
@@ -58,7 +59,7 @@ def run(
 
     with (
         held(folder.path for folder in folders),
-        closing(_finished(jobs, processes, ray, tell)) as finished,  # whatever happens, its workers end
+        closing(_finished(jobs, processes, ray, tell, given_up)) as finished,  # whatever happens, its workers end
     ):
         for folder, job, outcome in finished:
             folder.add(job.seed, outcome)
@@ -77,6 +78,7 @@ def _finished(
     processes: int | None,
     ray: str | None,
     on_news: Callable[[Job, News], None],
+    given_up: Callable[[], bool] | None = None,
 ) -> _Finished:
     """The jobs as they end. Each computes in one thread: with the same seed, the same bits."""
     devices = {job.settings.run.device for _, job in jobs}
@@ -89,7 +91,7 @@ def _finished(
 
             yield from over_ray(jobs, ray, on_news, asked)
         elif alone:
-            yield from _one_by_one(jobs, on_news, asked)
+            yield from _one_by_one(jobs, on_news, lambda: bool(asked) or bool(given_up and given_up()))
         else:
             yield from _side_by_side(jobs, places(processes, gpus, os.environ.get(VISIBLE)), on_news, asked)
         if asked:
@@ -103,12 +105,12 @@ def places(processes: int, gpus: int, visible: str | None) -> list[str | None]:
 
 
 def _one_by_one(
-    jobs: Sequence[tuple[RunFolder, Job]], on_news: Callable[[Job, News], None], asked: Sequence[int]
+    jobs: Sequence[tuple[RunFolder, Job]], on_news: Callable[[Job, News], None], stopping: Callable[[], bool]
 ) -> _Finished:
     for folder, job in jobs:
         tell = partial(on_news, job)
         with named(job), by_itself(tell):
-            outcome = compute(job, tell, lambda: bool(asked))
+            outcome = compute(job, tell, stopping)
         if outcome is None:
             return
         yield folder, job, outcome

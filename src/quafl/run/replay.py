@@ -11,7 +11,6 @@ from quafl.protocol.log import Returned
 from quafl.record.summary import HISTORY, SETTINGS, RunError
 from quafl.settings.reading import load_federation
 from quafl.sim.replay import Deviation, follow
-from quafl.tasks import local
 
 
 class Outcome(NamedTuple):
@@ -26,15 +25,16 @@ class Outcome(NamedTuple):
 
 def replay(folder: Path, make_task: str | None = None) -> Outcome:
     """Compute the server's models again from who was contacted, with how many steps. `make_task` makes the clients'
-    tasks; by default it is the server's."""
+    tasks, with what the server's function is given; by default it is that."""
     settings, lines = load_federation(str(folder / SETTINGS)), _read(folder / HISTORY)
     algorithm, coders, optimizer = settings.terms()
-    start = local.make(settings.task.make, SERVER, settings.run.seed).initial()
+    start = settings.task.build(SERVER, settings.run.seed).initial()
+    clients = settings.task.model_copy(update={"make": make_task}) if make_task else settings.task
     rounds, models, known = 0, 0, {line.round for line in lines if isinstance(line, Reached)}
     deviation = None
     states = follow(
         lines,
-        lambda name: local.make(make_task or settings.task.make, name, derive("client", name)),
+        lambda name: clients.build(name, derive("client", name)),
         start,
         algorithm,
         coders,

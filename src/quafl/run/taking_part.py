@@ -61,16 +61,21 @@ def serve(
         served = quafl.serve("federation/server", {"run": {"rounds": 100}}, task=(model, (test_x, test_y)))
         model.load_state_dict(served.best)
     """
-    from quafl.settings.reading import federation_of, merged, read  # with the simulator, of which clients have no need
+    from quafl.settings.overrides import merged  # with the simulator, of which clients have no need
+    from quafl.settings.reading import federation_of, folder_of, read
 
     opened = _opened(kit, passphrase)
     if not opened.is_server:
         raise ValueError(f"{kit} is the kit of {opened.name}; a server needs the server's")
-    raw = dict(settings) if isinstance(settings, Mapping) else read(str(settings))
+    if isinstance(settings, Mapping):
+        raw, beside = dict(settings), None
+    else:
+        raw, beside = read(str(settings)), folder_of(str(settings))
     if task is not None:
         raw = merged(raw, {"task": {"make": _place(task)}})
-    loaded, folder = federation_of(raw), Path(out or opened.path / RUN).resolve()
-    mine = _task(task or loaded.task.make, SERVER, loaded.run.seed)
+    loaded, folder = federation_of(raw, beside), Path(out or opened.path / RUN).resolve()
+    seed = loaded.run.seed
+    mine = loaded.task.build(SERVER, seed) if task is None else _task(task, SERVER, seed)
     with at_work(opened, folder, "choose another folder, or end that process"):
         process = ServerProcess(opened, passphrase, loaded, folder, lambda status: None, lambda: None, mine)
         with stopped_when_asked(process.stop, _interrupt, signal.SIGINT):
@@ -113,7 +118,9 @@ def join(
     mine = _task(task, opened.name, derive("client", opened.name))
     folder = Path(state or opened.path / "state").resolve()
     with at_work(opened, folder, "choose another folder, or end that process"):
-        process = ClientProcess(opened, passphrase, mine, folder, step_seconds=step_seconds, tell_speed=not keep_speed)
+        process = ClientProcess(
+            opened, passphrase, mine, {}, folder, step_seconds=step_seconds, tell_speed=not keep_speed
+        )
         with stopped_when_asked(process.stop, _interrupt, signal.SIGINT):
             return process.run()
 

@@ -2,24 +2,35 @@
 
 import csv
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import product
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from quafl.record.files import write_atomically
 from quafl.record.summary import Curve, RecordError, final, ranked, read_curve, time_to_target
 from quafl.record.verdicts import areas
 from quafl.run.folders import RunFolder
+from quafl.run.sweeps import Point, Swept, sweep
 from quafl.settings.base import SettingsError
 from quafl.settings.curve import Settings
-from quafl.settings.figures import Reproduction
-from quafl.settings.reading import checked
+from quafl.settings.figures import Measure, Reproduction
+from quafl.settings.reading import checked, load
 from quafl.settings.tasks import ClassTask
 
 GRID = "grid.csv"
+SEEDS = [100]  # of what is tried for settings of one's own
+NO_PART = "has no part of the training set to judge by"
+
+
+class Tried(NamedTuple):
+    """A point, and what came of it."""
+
+    point: Point
+    curve: Curve
+    chosen: bool = False
 
 
 def grid(wanted: Reproduction) -> list[Settings]:
@@ -93,7 +104,7 @@ def _kind(curve: Settings, wanted: Reproduction) -> str:
 def _variant(curve: Settings, point: dict[str, Any], wanted: Reproduction) -> Settings:
     task = curve.task
     if not isinstance(task, ClassTask):
-        raise RecordError(f"{wanted.name} cannot be tuned: {task.name} has no part of the training set to judge by")
+        raise RecordError(f"{wanted.name} cannot be tuned: {task.name} {NO_PART}")
     said = " ".join(f"{name} {value:g}" if not isinstance(value, str) else value for name, value in point.items())
     settings = {**curve.algorithm.model_dump(), **point}
     update = {
@@ -107,16 +118,14 @@ def _variant(curve: Settings, point: dict[str, Any], wanted: Reproduction) -> Se
 
 def _best(folders: Sequence[RunFolder], wanted: Reproduction) -> Settings:
     curves = {folder.settings.label: read_curve(folder.path) for folder in folders}
-    best = _ranked(list(curves.values()), wanted)[0].label
+    best = _ranked(list(curves.values()), wanted.tuning.measure)[0].label
     return next(folder.settings for folder in folders if folder.settings.label == best)
 
 
-def _ranked(curves: Sequence[Curve], wanted: Reproduction) -> list[Curve]:
+def _ranked(curves: Sequence[Curve], measure: Measure) -> list[Curve]:
     """The best first: the soonest at the target with every seed, and of equally soon ones, or if there is none, the one
     that ends best; or the one with the highest mean over time."""
-    if wanted.tuning.measure == "to target":
-        return ranked(curves)
-    return sorted(curves, key=lambda curve: -area(curve))
+    return ranked(curves) if measure == "to target" else sorted(curves, key=lambda curve: -area(curve))
 
 
 def area(curve: Curve) -> float:
@@ -125,31 +134,50 @@ def area(curve: Curve) -> float:
     return fmean(means) * (-1 if curve.lower_is_better else 1)
 
 
-def choose(wanted: Reproduction, folders: Sequence[RunFolder], out: Path) -> list[dict[str, str]]:
-    """All that was tried as a table, also written, in which the best of each kind is marked; none if all are alike."""
-    kinds: dict[str, list[tuple[Settings, Curve]]] = {}
+def choose(wanted: Reproduction, folders: Sequence[RunFolder], out: Path) -> list[Tried]:
+    """All that was tried for a figure, in which the best of each kind is marked."""
+    kinds: dict[str, list[Tried]] = {}
     for folder in folders:
-        kinds.setdefault(_kind(folder.settings, wanted), []).append((folder.settings, read_curve(folder.path)))
-    table = []
-    for tried in kinds.values():
-        best = _ranked([curve for _, curve in tried], wanted)[0].label
-        alike = len(tried) > 1 and len({(time_to_target(one), final(one, one.metric)) for _, one in tried}) == 1
-        for settings, curve in tried:
-            algorithm = settings.algorithm
-            own = wanted.tuning.grid(settings.label, algorithm.name)
-            table.append(
-                {
-                    "curve": settings.label,
-                    "point": json.dumps({name: getattr(algorithm, name) for name in own}),
-                    "time_to_target": time_to_target(curve).show("{:.0f}"),
-                    "mean": f"{area(curve):.4f}",
-                    "final": final(curve, curve.metric).show("{:.4f}"),
-                    "seeds": " ".join(map(str, curve.seeds)),
-                    "chosen": "yes" if curve.label == best and not alike else "",
-                }
-            )
+        algorithm = folder.settings.algorithm
+        own = wanted.tuning.grid(folder.settings.label, algorithm.name)
+        point = {name: getattr(algorithm, name) for name in own}
+        kinds.setdefault(_kind(folder.settings, wanted), []).append(Tried(point, read_curve(folder.path)))
+    return mark(kinds.values(), wanted.tuning.measure, out)
+
+
+def mark(kinds: Iterable[Sequence[Tried]], measure: Measure, out: Path) -> list[Tried]:
+    """All that was tried, the best of each kind marked, none if all are alike; also written as a table."""
+    marked = []
+    for tried in kinds:
+        best = _ranked([one.curve for one in tried], measure)[0].label
+        ends = {(time_to_target(one.curve), final(one.curve, one.curve.metric)) for one in tried}
+        alike = len(tried) > 1 and len(ends) == 1
+        marked += [one._replace(chosen=one.curve.label == best and not alike) for one in tried]
+    lines = [shown(one) for one in marked]
     with write_atomically(out / GRID) as stream:
-        writer = csv.DictWriter(stream, list(table[0]), lineterminator="\n")
+        writer = csv.DictWriter(stream, list(lines[0]), lineterminator="\n")
         writer.writeheader()
-        writer.writerows(table)
-    return table
+        writer.writerows(lines)
+    return marked
+
+
+def shown(tried: Tried) -> dict[str, str]:
+    """For people: mean ± standard deviation over seeds."""
+    curve = tried.curve
+    return {
+        "curve": curve.label,
+        "point": json.dumps(tried.point),
+        "time_to_target": time_to_target(curve).show("{:.0f}"),
+        "mean": f"{area(curve):.4f}",
+        "final": final(curve, curve.metric).show("{:.4f}"),
+        "seeds": " ".join(map(str, curve.seeds)),
+        "chosen": "yes" if tried.chosen else "",
+    }
+
+
+def validated(source: str, overrides: Sequence[str], points: Sequence[Point]) -> list[Swept]:
+    """The curves of some settings at each point, on seeds of their own, judged by a part of the training set."""
+    for curve in load(source, overrides):
+        if not hasattr(curve.task, "judge"):
+            raise SettingsError(f"{source} cannot be tuned: {curve.task.name} {NO_PART}")
+    return sweep(source, [*overrides, "task.judge=validation", f"run.seeds={SEEDS}"], points)

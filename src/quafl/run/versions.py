@@ -10,7 +10,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 UNKNOWN = "unknown"  # code of which no digest was kept
-SITTING = "device", "executor", "precision", "code"  # what may be another in every sitting
+OWN = "own"  # the user's own code, if there is any
+SITTING = "device", "executor", "precision", "code", OWN  # what may be another in every sitting
 
 
 def versions() -> dict[str, str]:

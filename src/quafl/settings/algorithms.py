@@ -62,17 +62,21 @@ class CosineSchedule(Section):
         return cosine(self.rounds, self.floor)
 
 
-class Local(Section):
-    """What all algorithms have."""
+class Contacts(Section):
+    """How often clients are contacted, and how much they do in between."""
 
     sampled: int = Field(default=5, ge=1)
     local_steps: int = Field(default=5, ge=1)
+
+
+class Steps(Section):
+    """How clients take their local steps."""
+
     lr: Positive = 0.1
     optimizer: Literal["sgd", "momentum", "adam"] = "sgd"
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9  # of the optimizer of that name
     fresh_optimizer: bool = False  # momentum and adam begin anew after each contact
     schedule: LinearSchedule | CosineSchedule | None = Field(default=None, discriminator="name")
-    patience: Annotated[float, Field(gt=0)] = inf  # how long the server waits for answers
 
     def build_optimizer(self) -> Optimizer:
         """Of the clients' local steps."""
@@ -86,6 +90,12 @@ class Local(Section):
     def given(self, world: "World", clients: int, coders: Coders, seed: int) -> dict[str, Tensor]:
         """Numbers of the clients that are not to be measured."""
         return {}
+
+
+class Local(Steps, Contacts):
+    """What all algorithms have."""
+
+    patience: Annotated[float, Field(gt=0)] = inf  # how long the server waits for answers
 
     def check_real(self) -> None:
         """ValueError for what only a simulation knows."""

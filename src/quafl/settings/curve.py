@@ -1,5 +1,6 @@
 """One curve, complete: all sections together, and the simulation that they build."""
 
+from pathlib import Path
 from typing import Self
 
 import tomli_w
@@ -13,27 +14,31 @@ from quafl.settings.base import Section
 from quafl.settings.codecs import DEFAULT as DEFAULT_CODEC
 from quafl.settings.codecs import CodecChoice
 from quafl.settings.defence import DefenceSettings
+from quafl.settings.own import OwnAlgorithm, OwnCodec, OwnTask, sources
 from quafl.settings.tasks import DigitsTask, Tasks
 from quafl.settings.world import Clients, Run
 from quafl.sim import Plan, Simulation
+from quafl.tasks import own
 
 
 class Settings(Section):
     """One curve, complete."""
 
     label: str = "run"
-    task: Tasks = Field(default=DigitsTask(), discriminator="name")
+    task: Tasks | OwnTask = Field(default=DigitsTask(), discriminator="name")
     clients: Clients = Clients()
-    algorithm: Algorithms = Field(default=DEFAULT, discriminator="name")
-    codec: CodecChoice = Field(default=DEFAULT_CODEC, discriminator="name")
+    algorithm: Algorithms | OwnAlgorithm = Field(default=DEFAULT, discriminator="name")
+    codec: CodecChoice | OwnCodec = Field(default=DEFAULT_CODEC, discriminator="name")
     run: Run = Run()
     defence: DefenceSettings = DefenceSettings()
+    modules: list[str] | None = None  # the folders of the user's own modules
 
     @model_validator(mode="after")
-    def _enough_clients(self) -> Self:
-        if self.algorithm.sampled > self.clients.count:
+    def _served(self) -> Self:
+        if self.clients.names is not None and not isinstance(self.task, OwnTask):
             raise ValueError(
-                f"algorithm.sampled = {self.algorithm.sampled}: must be at most clients.count = {self.clients.count}"
+                f"clients.names = {self.clients.names}: must be left out, only a task of one's own (task.make) is "
+                f"asked for them"
             )
         if self.clients.count > self.task.most_clients:
             raise ValueError(
@@ -45,6 +50,8 @@ class Settings(Section):
     @model_validator(mode="after")
     def _buildable(self) -> Self:
         algorithm, world, count = self.algorithm.build(self.defence.build()), self.clients.build(), self.clients.count
+        if algorithm.sampled > count:
+            raise ValueError(f"algorithm.sampled = {algorithm.sampled}: must be at most clients.count = {count}")
         coders = coders_for(algorithm, self.codec.build())
         world.speeds(count, Generators(0), self.run.until)
         world.link(count, coders)
@@ -54,6 +61,7 @@ class Settings(Section):
 
     def simulation(self, seed: int, executor: str | None = None) -> tuple[Task, Simulation]:
         """One seed of this curve, ready to run; with a particular executor, if it is not to be chosen."""
+        own.reach(map(Path, self.modules or []))  # this may be another process
         task, world, algorithm, codec = (
             self.task.build(self.clients, self.run, seed),
             self.clients.build(),
@@ -76,8 +84,13 @@ class Settings(Section):
         return task, Simulation(*parts, given=given, executor=executor or self.run.executor)
 
     def only(self, *seeds: int) -> Self:
-        """It with these seeds, none of which depends on what others there are to be."""
-        return self.model_copy(update={"run": self.run.model_copy(update={"seeds": list(seeds)})})
+        """It with these seeds, none of which depends on what others there are to be, nor on where code is."""
+        run = self.run.model_copy(update={"seeds": list(seeds)})
+        return self.model_copy(update={"run": run, "modules": None})
+
+    def sources(self) -> str:
+        """The files of the user's own code, and digests of them."""
+        return sources(self.task, self.algorithm, self.codec)
 
     def to_toml(self) -> str:
         """Every setting, defaults too; a file that can be run again."""

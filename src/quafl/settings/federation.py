@@ -8,6 +8,7 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from quafl.codec.coders import coders_for
 from quafl.codec.seams import WireError
+from quafl.core.seams import Task
 from quafl.deploy.server import Goals
 from quafl.protocol.client import Terms
 from quafl.protocol.members import Limits
@@ -17,12 +18,16 @@ from quafl.settings.base import NotNegative, Positive, Section
 from quafl.settings.codecs import DEFAULT as DEFAULT_CODEC
 from quafl.settings.codecs import CodecChoice
 from quafl.settings.defence import FederationDefence
+from quafl.settings.own import Own
+from quafl.tasks import local
 
 
-class FederationTask(Section):
+class FederationTask(Own):
     """What is learned: the function that makes the server's model and test data."""
 
-    make: str  # package.module:function
+    def build(self, name: str, seed: int) -> Task:
+        """The task of the party of that name."""
+        return local.make(self.make, name, seed, self.options(), what="task.make =")
 
 
 class FederationClients(Section):
@@ -83,6 +88,7 @@ class FederationSettings(Section):
     codec: CodecChoice = Field(default=DEFAULT_CODEC, discriminator="name")
     run: FederationRun = FederationRun()
     defence: FederationDefence = FederationDefence()
+    modules: list[str] | None = None  # the folder of the task's module
 
     @model_validator(mode="before")
     @classmethod

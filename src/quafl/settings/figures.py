@@ -16,9 +16,11 @@ from quafl.core.randomness import Generators
 from quafl.settings.algorithms import LABELS
 from quafl.settings.base import NotNegative, Raw, Section, SettingsError
 from quafl.settings.curve import Settings
-from quafl.settings.reading import changes_of, checked, curves_of, merged, preset_names, read_preset
+from quafl.settings.overrides import changes_of, merged
+from quafl.settings.reading import checked, curves_of, preset_names, read_preset
 
 PAPER, REGIMES = "paper", "regimes"  # folders of the presets
+Measure: TypeAlias = Literal["to target", "area"]  # of what was tuned: what is best
 Axis: TypeAlias = Literal["time", "rounds", "local steps", "megabytes"]
 
 
@@ -80,7 +82,7 @@ class Tuning(Section):
     own: dict[str, dict[str, Annotated[list[Any], Field(min_length=1)]]] = Field(default={})
     seeds: list[int] = Field(default=[100], min_length=1)
     around: bool = False
-    measure: Literal["to target", "area"] = "to target"  # what is best
+    measure: Measure = "to target"  # what is best
 
     def grid(self, label: str, algorithm: str) -> dict[str, list[Any]]:
         """For a curve whose label begins so, or of that algorithm: values by setting."""

@@ -1,8 +1,7 @@
 """Reading settings: files, built-in experiments and overrides, and one sentence for whatever is wrong with them."""
 
 import tomllib
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from difflib import get_close_matches
 from functools import reduce
 from importlib import resources
@@ -17,6 +16,8 @@ from quafl.settings.base import Raw, Section, SettingsError
 from quafl.settings.codecs import CodecChoice
 from quafl.settings.curve import Settings
 from quafl.settings.federation import FederationSettings
+from quafl.settings.overrides import changes_of, merged
+from quafl.settings.own import OWN, completed
 from quafl.settings.tasks import Tasks
 from quafl.settings.world import Absence, Change
 
@@ -28,40 +29,37 @@ _DEFAULTS: Raw = {"task": {"name": "digits"}, "algorithm": {"name": "quafl"}, "c
 
 def load(source: str, overrides: Sequence[str] = ()) -> list[Settings]:
     """The curves of a built-in experiment or a TOML file, with `key=value` overrides laid over all of them."""
-    return curves_of(read(source), overrides)
+    return curves_of(read(source), overrides, beside=folder_of(source))
 
 
-def curves_of(raw: Raw, overrides: Sequence[str] = (), over: Raw | None = None) -> list[Settings]:
+def curves_of(
+    raw: Raw, overrides: Sequence[str] = (), over: Raw | None = None, beside: Path | None = None
+) -> list[Settings]:
     """The curves of a file that has been read, with a table and then `key=value` overrides laid over all of them; an
-    override of one curve counts more than one of all."""
+    override of one curve counts more than one of all. The user's own modules may be beside the file."""
     changes = merged(over or {}, changes_of(overrides))
     single = changes.pop("curves", {})
     curves = merged({"curves": raw.pop("curves", {})}, {"curves": single})["curves"]
     if not isinstance(curves, dict) or not all(isinstance(curve, dict) for curve in curves.values()):
         raise SettingsError(f'curves = {curves!r}: must be tables, such as [curves."QuAFL"]')
     if not curves:
-        return [_validate(Settings, _DEFAULTS, merged(raw, changes))]
+        return [_validate(Settings, _DEFAULTS, merged(raw, changes), beside)]
     found = []
     for label, curve in curves.items():
         whole = reduce(merged, [curve, changes, single.get(label, {})], {**raw, "label": label})
-        found.append(_validate(Settings, _DEFAULTS, whole, f" (in curve {label!r})"))
+        found.append(_validate(Settings, _DEFAULTS, whole, beside, f" (in curve {label!r})"))
     return found
-
-
-def changes_of(overrides: Sequence[str]) -> Raw:
-    """What `key=value` overrides say, as one table."""
-    return reduce(merged, map(_parse_override, overrides), {})
 
 
 def load_federation(source: str, overrides: Sequence[str] = ()) -> FederationSettings:
     """A real federation's settings, with `key=value` overrides laid over them."""
-    return federation_of(merged(read(source), changes_of(overrides)))
+    return federation_of(merged(read(source), changes_of(overrides)), folder_of(source))
 
 
-def federation_of(raw: Raw) -> FederationSettings:
+def federation_of(raw: Raw, beside: Path | None = None) -> FederationSettings:
     """A real federation's settings, from what a file or a program says."""
     defaults = {**_DEFAULTS, "task": {}, "algorithm": {"name": "quafl", "patience": SERVER_PATIENCE}}
-    return _validate(FederationSettings, defaults, raw)
+    return _validate(FederationSettings, defaults, raw, beside)
 
 
 def builtin() -> list[str]:
@@ -77,7 +75,13 @@ def preset_names(folder: str) -> list[str]:
 
 def read_preset(folder: str, name: str) -> Raw:
     """A file that comes with the package, as it is."""
-    return tomllib.loads((_presets() / folder / f"{name}.toml").read_text(encoding="utf-8"))
+    return tomllib.loads(preset_text(folder, name))
+
+
+def preset_text(folder: str, name: str) -> str:
+    """The same, not yet read."""
+    text: str = (_presets() / folder / f"{name}.toml").read_text(encoding="utf-8")
+    return text
 
 
 def checked(made: type[AnySection], raw: Raw, where: str) -> AnySection:
@@ -95,7 +99,7 @@ def _presets() -> Any:
 def read(source: str) -> Raw:
     """What a file or a built-in experiment says, as it is."""
     if source in builtin():
-        text = (_presets() / f"{source}.toml").read_text(encoding="utf-8")
+        text = preset_text("", source)
     else:
         try:
             text = Path(source).read_text(encoding="utf-8")
@@ -111,43 +115,14 @@ def read(source: str) -> Raw:
         raise SettingsError(f"{source} is not valid TOML: {error}") from error
 
 
-def _parse_override(text: str) -> Raw:
-    """A line of TOML, in which quotes around names and words may be left out."""
-    key, equals, value = text.partition("=")
-    if equals and not text.lstrip().startswith("["):
-        with suppress(tomllib.TOMLDecodeError):
-            return tomllib.loads(text)
-    names = [name.strip() for name in key.split(".")]
-    if not equals or not all(names):
-        raise SettingsError(f"--set {text}: must look like section.key=value, for example algorithm.lr=0.2")
+def folder_of(source: str) -> Path | None:
+    """Of a settings file; a built-in experiment has none."""
+    return None if source in builtin() else Path(source).parent
+
+
+def _validate(made: type[AnySettings], defaults: Raw, raw: Raw, beside: Path | None, where: str = "") -> AnySettings:
     try:
-        parsed = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        parsed = value.strip()  # a bare word is a string
-    for name in reversed(names):
-        parsed = {name: parsed}
-    return dict(parsed)
-
-
-def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> Raw:
-    """One table laid over another. Of a codec, one of another name keeps the bits alone."""
-    result = dict(base)
-    for key, value in over.items():
-        below = result.get(key)
-        if key == "codec" and isinstance(value, dict) and isinstance(below, dict) and _is_another(value, below):
-            below = {name: below[name] for name in ("bits",) if name in below}
-        both = isinstance(value, dict) and isinstance(below, dict)
-        result[key] = merged(below or {}, value) if both else value
-    return result
-
-
-def _is_another(over: Raw, below: Raw) -> bool:
-    return "name" in over and over["name"] != below.get("name", over["name"])
-
-
-def _validate(made: type[AnySettings], defaults: Raw, raw: Raw, where: str = "") -> AnySettings:
-    try:
-        return made.model_validate(merged(defaults, raw))
+        return made.model_validate(completed(merged(defaults, raw), beside))
     except ValidationError as error:
         raise SettingsError(_sentence(error.errors()[0], made) + where) from None
 
@@ -163,7 +138,7 @@ def _sentence(error: ErrorDetails, made: type[Section]) -> str:
         hint = f"did you mean '{close[0]}'? " if close else ""
         return f"unknown key {key} = {value!r}; {hint}allowed here: {', '.join(allowed)}"
     if error["type"] == "union_tag_invalid":
-        return f"{key}.name = {value.get('name')!r}: must be one of {error['ctx']['expected_tags']}"
+        return _no_such(key, value, error["ctx"]["expected_tags"])
     if error["type"] == "missing":
         return f"{key} is missing; it is needed"
     if error["type"] == "none_required":
@@ -171,6 +146,13 @@ def _sentence(error: ErrorDetails, made: type[Section]) -> str:
     if not place:
         return message  # a rule between keys, which names them itself
     return f"{key} = {value!r}: {message}"
+
+
+def _no_such(key: str, section: Raw, known: str) -> str:
+    if section.get("name") == OWN:
+        return f"{key}.make = {section.get('make')!r}: is for simulations; a client runs no code that a server names"
+    names = known.removesuffix(f", '{OWN}'")
+    return f"{key}.name = {section.get('name')!r}: must be one of {names}"
 
 
 def _without_variants(place: list[str]) -> list[str]:

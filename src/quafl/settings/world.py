@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 import torch
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from quafl import sim
 from quafl.settings.base import NotNegative, Positive, Section, Share
@@ -59,10 +59,30 @@ class Clients(Section):
     down_bandwidth: Positive | list[Positive] | None = None
     link_limited: bool = True
     unreachable: Share = 0.0
+    names: list[str] | None = Field(default=None, min_length=1)  # what a task of one's own is asked for, by `task.make`
+
+    @model_validator(mode="before")
+    @classmethod
+    def _counted(cls, raw: Any) -> Any:
+        """Names say how many there are."""
+        names = raw.get("names") if isinstance(raw, dict) else None
+        return {"count": len(names), **raw} if isinstance(names, list) else raw
+
+    @field_validator("names")
+    @classmethod
+    def _one_each(cls, names: list[str] | None, others: ValidationInfo) -> list[str] | None:
+        count = others.data.get("count")
+        if names is not None and (len(names) != count or len(set(names)) != count):
+            raise ValueError(f"must be as many different ones as clients.count = {count}")
+        return names
+
+    def named(self) -> list[str]:
+        """Their names; where they have none, client-1 and so on."""
+        return self.names or [f"client-{number}" for number in range(1, self.count + 1)]
 
     def build(self) -> World:
         """The simulated world around them."""
-        plain = {name: getattr(self, name) for name in type(self).model_fields if name != "count"}
+        plain = {name: getattr(self, name) for name in type(self).model_fields if name not in ("count", "names")}
         return World(
             **{
                 **plain,

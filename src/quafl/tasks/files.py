@@ -35,13 +35,23 @@ class Files:
 
     def find(self) -> dict[str, Path]:
         """Each file's place, uncompressed ones welcome too; downloaded if it is nowhere."""
-        places = [place / self.folder for place in (_own(), cache_folder(), SYSTEM) if place is not None]
-        for place in places:
+        found = self.here()
+        if found is not None:
+            return found
+        self._download(cache_folder() / self.folder)
+        return {name: cache_folder() / self.folder / name for name in self.md5}
+
+    def here(self) -> dict[str, Path] | None:
+        """Each file's place, if all are on this machine."""
+        for place in self.places():
             found = {name: _either(place / name) for name in self.md5}
             if all(path.exists() for path in found.values()):
                 return found
-        self._download(cache_folder() / self.folder)
-        return {name: cache_folder() / self.folder / name for name in self.md5}
+        return None
+
+    def places(self) -> list[Path]:
+        """Where they are looked for."""
+        return [place / self.folder for place in (_own(), cache_folder(), SYSTEM) if place is not None]
 
     def _download(self, folder: Path) -> None:
         with needed():

@@ -1,0 +1,54 @@
+"""What there is: `quafl list | doctor`."""
+
+import json
+
+import typer
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from quafl.cli.terminal import EXTRAS, Json, console, one_sentence
+from quafl.run.machine import examine
+from quafl.settings.catalogue import catalogue
+
+app = typer.Typer()
+
+
+@app.command(name="list")
+def list_(json_: Json = False) -> None:
+    """Show what can be named: experiments, figures, regimes, algorithms, codecs and tasks."""
+    with one_sentence():
+        found = catalogue()
+        if json_:
+            typer.echo(json.dumps(found, indent=2, ensure_ascii=False))
+            return
+        for kind, entries in found.items():
+            _print(kind, [(name, about) for name, about in entries.items()])
+
+
+@app.command()
+def doctor(json_: Json = False) -> None:
+    """Look at this machine: versions, devices, kernels, data, extras, and what to do about what is missing."""
+    with one_sentence():
+        found = examine(EXTRAS)
+        if json_:
+            typer.echo(json.dumps([finding._asdict() for finding in found], indent=2, ensure_ascii=False))
+            return
+        for part in dict.fromkeys(finding.part for finding in found):
+            mine = [finding for finding in found if finding.part == part]
+            _print(part, [(f"{'✓' if one.there else '–'} {one.what}", _advice(one.says, one.todo)) for one in mine])
+
+
+def _advice(says: str, todo: str) -> str:
+    return f"{says}; {todo}" if todo else says
+
+
+def _print(title: str, lines: list[tuple[str, str]]) -> None:
+    table = Table(
+        title=title, title_justify="left", title_style="bold", box=box.SIMPLE, show_header=False, pad_edge=False
+    )
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, about in lines:
+        table.add_row(escape(name), escape(about))
+    console.print(table)
