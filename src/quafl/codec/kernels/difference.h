@@ -14,29 +14,47 @@ static inline vf NAME(inverse_root)(vf s) {
   return guess * (1.5f - (half * guess) * guess);
 }
 
-/* The levels of some cells; if they all fit into a vector, without going to memory. */
-static inline vf NAME(level)(const float *levels, vf few, int fit, vi cell) {
-#if defined(__GNUC__) && !defined(__clang__) && LANES > 1
-  if (fit) return __builtin_shuffle(few, cell);
-#endif
-  vf found;
-  for (int lane = 0; lane < LANES; lane++) found[lane] = levels[cell[lane]];
-  (void)few, (void)fit;
-  return found;
+/* Levels, also as vectors of them. */
+struct NAME(table) {
+  const float *all;
+  vf part[LANES > 4 ? 128 / LANES : 1];
+  int parts;
+};
+
+static inline struct NAME(table) NAME(table_of)(const float *levels, int count) {
+  struct NAME(table) made;
+  made.all = levels;
+  made.parts = (count + LANES - 1) / LANES;
+  for (int i = 0; i < 128 && LANES > 4; i++) made.part[i / LANES][i % LANES] = i < count ? levels[i] : 0.0f;
+  return made;
 }
 
-static inline vf NAME(few_levels)(const float *levels, int count) {
-  vf few = {0};
-  for (int i = 0; i < count && i < LANES; i++) few[i] = levels[i];
-  return few;
+/* The levels of some cells: chosen from vectors where that takes few steps, else fetched from memory. */
+static inline vf NAME(level)(const struct NAME(table) *table, vi cell) {
+#if defined(__GNUC__) && !defined(__clang__) && LANES > 4
+  if (table->parts == 1) return __builtin_shuffle(table->part[0], cell);
+  if (table->parts <= 8) {
+    vf found = __builtin_shuffle(table->part[0], table->part[1], cell);
+    for (int pair = 2; pair < table->parts; pair += 2) {
+      vf other = __builtin_shuffle(table->part[pair], table->part[pair + 1], cell);
+      vi mine = cell >= pair * LANES;
+      found = (vf)(((vi)other & mine) | ((vi)found & ~mine));
+    }
+    return found;
+  }
+#endif
+  vf found;
+  for (int lane = 0; lane < LANES; lane++) found[lane] = table->all[cell[lane]];
+  return found;
 }
 
 static void NAME(encode_difference)(const float *x, int64_t dim, int64_t blocks, uint32_t key, int bits,
                                     const float *curve, const float *levels, uint32_t *symbols, float *energies,
                                     float *matches) {
   vf tile[1024] __attribute__((aligned(64))), parts[128];
-  const int cells = 1 << (bits - 1), fit = cells <= LANES;
-  const vf few = NAME(few_levels)(levels, cells), most = (vf){0} + (float)(cells - 1);
+  const int cells = 1 << (bits - 1);
+  const struct NAME(table) table = NAME(table_of)(levels, cells);
+  const vf most = (vf){0} + (float)(cells - 1);
   const float a = curve[0], b = curve[1], c = curve[2], d = curve[3];
   for (int64_t w = 0; w < blocks; w += LANES) {
     const vu keys = NAME(block_keys)(key, w);
@@ -69,7 +87,7 @@ static void NAME(encode_difference)(const float *x, int64_t dim, int64_t blocks,
         vi less = place < most;
         place = (vf)(((vi)place & less) | ((vi)most & ~less));
         vi cell = __builtin_convertvector(place, vi);
-        found[i] = size * NAME(level)(levels, few, fit, cell);
+        found[i] = size * NAME(level)(&table, cell);
         group[(top & 16) + i] = (vu)cell | ((vu)value >> 31) << (bits - 1);
       }
       parts[top / 16] = NAME(sum)(found, 16);
@@ -83,8 +101,8 @@ static void NAME(encode_difference)(const float *x, int64_t dim, int64_t blocks,
 static void NAME(decode_difference)(const uint32_t *symbols, const float *scales, int64_t dim, int64_t blocks,
                                     uint32_t key, int bits, const float *levels, float *out) {
   vf tile[1024] __attribute__((aligned(64)));
-  const int cells = 1 << (bits - 1), fit = cells <= LANES;
-  const vf few = NAME(few_levels)(levels, cells);
+  const int cells = 1 << (bits - 1);
+  const struct NAME(table) table = NAME(table_of)(levels, cells);
   for (int64_t w = 0; w < blocks; w += LANES) {
     vu group[32];
     for (int top = 0; top < 1024; top += 16) {
@@ -92,7 +110,7 @@ static void NAME(decode_difference)(const uint32_t *symbols, const float *scales
       vf z[16];
       _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) {
         vu symbol = group[(top & 16) + i];
-        vf level = NAME(level)(levels, few, fit, (vi)(symbol & (uint32_t)(cells - 1)));
+        vf level = NAME(level)(&table, (vi)(symbol & (uint32_t)(cells - 1)));
         z[i] = (vf)((vu)level ^ ((symbol >> (bits - 1)) << 31));
       }
       UP(16, z)
