@@ -23,6 +23,7 @@ from quafl.deploy.streams import GrpcClient, GrpcServer
 from quafl.protocol.carrier import SERVER
 from quafl.protocol.messages import HELLO_SECONDS
 from quafl.protocol.server import ServerSide
+from quafl.record.attendance import EVENTS, STATUS, Book
 from quafl.record.evaluations import Diverged
 from quafl.record.files import alone, write_atomically
 from quafl.record.summary import RunError
@@ -32,7 +33,7 @@ from quafl.tasks.demo import CLIENTS
 
 _log = logging.getLogger(__name__)
 
-RUN, STATUS, WHERE, LOG = "run", "status.json", "run-folder.txt", "log.txt"
+RUN, WHERE, LOG = "run", "run-folder.txt", "log.txt"
 STATUS_SECONDS = 1.0  # between two of them
 STALE_SECONDS = 10.0  # after which nobody is taken to be writing them
 DEMO_STEPS = (0.01, 0.01, 0.04, 0.08)  # seconds that a local step takes each of the demo's clients
@@ -59,6 +60,7 @@ class ServerProcess:
         loop = Loop("carrier")
         self._carrier = GrpcServer(loop, kit, passphrase)
         self._run = ServerRun(self._carrier, loop, settings, out, self.stop)
+        self._book = Book(out / EVENTS)
 
     def serve(self) -> int:
         """Until the end; gives the exit code."""
@@ -95,6 +97,7 @@ class ServerProcess:
         status = self._status(running)
         self._on_status(status)
         try:
+            self._book.look(status)
             with write_atomically(self._out / STATUS) as stream:
                 json.dump(status, stream, indent=2)
         except OSError as error:
