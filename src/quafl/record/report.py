@@ -3,7 +3,6 @@ nothing else; where scripts do not run, its pictures stand still."""
 
 from collections.abc import Callable, Sequence
 from html import escape
-from math import isfinite
 from typing import Any, NamedTuple
 
 import tomli_w
@@ -68,7 +67,7 @@ def table(curves: Sequence[Curve]) -> tuple[list[str], list[list[str]]]:
 
 
 def numbers(curves: Sequence[Curve]) -> dict[str, Any]:
-    """The table for programs: what `table` rounds is here in full, with each seed's value; what is missing is None."""
+    """The table for programs: what `table` rounds is here in full, with each seed's value; what is missing is NaN."""
     return {
         "verdict": verdict(curves),
         "metric": curves[0].metric,
@@ -86,9 +85,7 @@ def numbers(curves: Sequence[Curve]) -> dict[str, Any]:
 
 
 def _plain(spread: Spread) -> dict[str, Any]:
-    found = {"mean": spread.mean, "deviation": spread.deviation}
-    values = [value if isfinite(value) else None for value in spread.values]
-    return {**{name: value if isfinite(value) else None for name, value in found.items()}, "values": values}
+    return {"mean": spread.mean, "deviation": spread.deviation, "values": list(spread.values)}
 
 
 def seeds_of(curves: Sequence[Curve]) -> str:
