@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -17,6 +18,8 @@ from quafl.record.files import LOCK, alone, write_atomically
 from quafl.record.rows import Row, by_seed, read_rows, write_rows
 from quafl.record.summary import REPORT, ROWS, SETTINGS, VERSIONS, RecordError, RunError, different
 from quafl.run.jobs import Job, Outcome, Which, take_up
+from quafl.run.tracking import TENSORBOARD
+from quafl.run.tracking import check as check_trackers
 from quafl.run.versions import SITTING, UNKNOWN, joined, versions
 from quafl.settings.base import SettingsError
 from quafl.settings.curve import Settings
@@ -172,6 +175,8 @@ def _clear(path: Path) -> None:
     fixed = (path / name for name in (SETTINGS, VERSIONS, ROWS, TROUBLES, SECONDS))
     for old in (*fixed, *(old for kind in ("model", "checkpoint", "rows") for old in path.glob(f"{kind}-seed*"))):
         old.unlink(missing_ok=True)
+    for old in (path / TENSORBOARD).glob("seed*"):
+        shutil.rmtree(old)
 
 
 def _forget_report(out: Path) -> None:
@@ -268,8 +273,8 @@ def _check_distinct(folders: Sequence[RunFolder]) -> None:
 
 
 def _different(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    """The settings that are not the same, apart from the seeds."""
-    return [name for name in different(one, other) if name != "run.seeds"]
+    """The settings that are not the same, apart from the seeds and who is told."""
+    return [name for name in different(one, other) if name not in ("run.seeds", "run.track")]
 
 
 def reopen(out: Path) -> list[RunFolder]:
@@ -287,9 +292,11 @@ def reopen(out: Path) -> list[RunFolder]:
 
 
 def _check(folders: Sequence[RunFolder]) -> None:
-    """Whether the data are here and fit, before anything is overwritten; once for all who have the same."""
+    """Whether the data are here and fit, before anything is overwritten; once for all who have the same. And whether
+    all who are to be told can be."""
     known: set[str] = set()
     for folder in folders:
+        check_trackers(folder.settings.run.track or ())
         task, clients = folder.settings.task, folder.settings.clients
         same = f"{task.model_dump_json()} {clients.model_dump_json()}"
         if same in known:

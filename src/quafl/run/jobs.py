@@ -79,8 +79,8 @@ def compute(job: Job, on_news: Callable[[News], None], stopping: Callable[[], bo
 
 
 def _alone(job: Job) -> Settings:
-    """The settings of the seed alone: it does not depend on what other seeds there are to be."""
-    run = job.settings.run.model_copy(update={"seeds": [job.seed]})
+    """The settings of the seed alone: it does not depend on what other seeds there are to be, or on who is told."""
+    run = job.settings.run.model_copy(update={"seeds": [job.seed], "track": None})
     return job.settings.model_copy(update={"run": run})
 
 
