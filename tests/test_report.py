@@ -284,7 +284,7 @@ def test_seeds_are_said_for_each_curve_where_they_differ() -> None:
 
 def status(seconds: float, round: int, *, running: bool = True, **clients: str) -> dict[str, object]:
     """What a server says of itself; each client is "there", "away" or "left out"."""
-    counts = {"contacts": 3, "steps": 1234, "dropped": 1}
+    counts = {"contacts": 3, "steps": 1234, "dropped": 1, "refined": 2, "bytes_up": 4_560_000, "bytes_down": 7_000_000}
     members = [
         {"name": name, "there": state == "there", "left_out": state == "left out", **counts}
         for name, state in clients.items()
@@ -333,10 +333,10 @@ def test_a_federation_s_report_shows_its_clients(tmp_path: Path) -> None:
     (tmp_path / "run" / "status.json").write_text(json.dumps(last))
     (read,) = read_curves([tmp_path])
     text = page([read])
-    row = "<tr><td>south</td><td>3</td><td>1,234</td><td>1</td><td>1</td><td>25%</td></tr>"
-    assert row in text
+    cells = "".join(f"<td>{cell}</td>" for cell in ("south", "3", "1,234", "2", "4.56", "7.00", "1", "1", "25%"))
+    assert f"<tr>{cells}</tr>" in text
     assert "<title>south left out: 5–20 s</title>" in text
-    assert "<summary>All 4 events</summary>" in text
+    assert "<summary>All events</summary>" in text
     assert "Clients of" not in page([QUICK])
 
 

@@ -128,6 +128,9 @@ class ServerProcess:
                     "contacts": member.contacts,
                     "steps": member.steps,
                     "dropped": member.dropped,
+                    "refined": member.refined,
+                    "bytes_up": member.up,
+                    "bytes_down": member.down,
                 }
                 for member in coordinator.members
             ],
