@@ -335,7 +335,7 @@ def test_a_federation_s_report_shows_its_clients(tmp_path: Path) -> None:
     text = page([read])
     cells = "".join(f"<td>{cell}</td>" for cell in ("south", "3", "1,234", "2", "4.56", "7.00", "1", "1", "25%"))
     assert f"<tr>{cells}</tr>" in text
-    assert "<title>south left out: 5–20 s</title>" in text
+    assert '<i class="out" style="left:25.00%;width:75.00%" title="south left out: 5–20 s"></i>' in text
     assert "<summary>All events</summary>" in text
     assert "Clients of" not in page([QUICK])
 

@@ -39,7 +39,7 @@ def company(label: str, attendance: Attendance) -> str:
     return f"""<h2>Clients of {escape(label)}</h2>
 <div class="wide" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{cells}</tbody></table></div>
 <p class="small">When each was there (blue), and left out for its faults (orange), in seconds of the run.</p>
-<div class="wide" tabindex="0">{_timeline(attendance)}</div>
+{_timeline(attendance)}
 <details><summary>{many} events</summary><div class="wide" tabindex="0"><table>
 <thead><tr><th>seconds</th><th class="left">at</th><th>round</th><th class="left">client</th>
 <th class="left">event</th></tr></thead><tbody>{events}</tbody></table></div></details>
@@ -48,27 +48,15 @@ def company(label: str, attendance: Attendance) -> str:
 
 def _timeline(attendance: Attendance) -> str:
     """A line for each client."""
-    names = {str(client["name"]): number for number, client in enumerate(attendance.clients)}
-    line, left, width, end = 24, 130, 850, attendance.seconds or 1.0
-    low = line * len(names)
-    drawn = ""
-    for name, number in names.items():
-        y, short = line * number, name if len(name) <= 16 else f"{name[:15]}…"
-        drawn += f'<text x="{left - 8}" y="{y + 16}" class="end">{escape(short)}</text>'
-        drawn += f'<line class="base" x1="{left}" x2="{left + width}" y1="{y + 12}" y2="{y + 12}"/>'
+    end, lines = attendance.seconds or 1.0, {str(client["name"]): "" for client in attendance.clients}
     for stay in attendance.stays():
-        if stay.client not in names:
-            continue
-        y, start = line * names[stay.client], left + width * stay.start / end
-        length = max(2.0, width * (stay.stop - stay.start) / end)
-        kind = f'class="{"there" if stay.state == THERE else "out"}"'
-        said = escape(f"{stay.client} {stay.state}: {stay.start:,.0f}–{stay.stop:,.0f} s")
-        drawn += (
-            f'<rect {kind} x="{start:.1f}" y="{y + 5}" width="{length:.1f}" height="14"><title>{said}</title></rect>'
-        )
-    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
-        drawn += f'<text x="{left + share * width:.0f}" y="{low + 18}" class="middle">{share * end:,.0f} s</text>'
-    return (
-        f'<svg class="times" viewBox="0 0 {left + width + 30} {low + 26}" role="img" '
-        f'aria-label="When each client was there">{drawn}</svg>'
-    )
+        if stay.client in lines:
+            place = f"left:{stay.start / end:.2%};width:{(stay.stop - stay.start) / end:.2%}"
+            kind, said = (
+                "there" if stay.state == THERE else "out",
+                f"{stay.state}: {stay.start:,.0f}–{stay.stop:,.0f} s",
+            )
+            lines[stay.client] += f'<i class="{kind}" style="{place}" title="{escape(f"{stay.client} {said}")}"></i>'
+    drawn = "".join(f"<span>{escape(name)}</span><div>{bars}</div>" for name, bars in lines.items())
+    seconds = "".join(f"<span>{share * end:,.0f} s</span>" for share in (0.0, 0.25, 0.5, 0.75, 1.0))
+    return f'<div class="times">{drawn}<span></span><p class="small">{seconds}</p></div>'
