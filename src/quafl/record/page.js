@@ -169,7 +169,9 @@
     const rough = (high - low) / most, power = 10 ** Math.floor(Math.log10(rough));
     const step = [1, 2, 5, 10].map((multiple) => multiple * power).find((size) => size >= rough);
     const found = [];
-    for (let i = Math.ceil(low / step); i * step <= high + 1e-9 * step; i++) found.push(Number((i * step).toPrecision(12)));
+    for (let i = Math.ceil(low / step); i * step <= high + 1e-9 * step; i++) {
+      found.push(Number((i * step).toPrecision(12)));
+    }
     return found;
   }
 
@@ -234,9 +236,11 @@
     if (shared.band && values.length > 1) {
       const lowest = y.back(1e4); // of a logarithmic axis: what is below zero is far below the picture
       const edge = (i, sign) => [x.to(places[i]), y.to(Math.max(lowest, middle[i] + sign * spread[i]))];
-      const corners = [...places.keys()].map((i) => edge(i, 1)).concat([...places.keys()].reverse().map((i) => edge(i, -1)));
+      const order = [...places.keys()];
+      const corners = [...order.map((i) => edge(i, 1)), ...order.reverse().map((i) => edge(i, -1))];
       const sound = corners.filter((corner) => corner.every(Number.isFinite));
-      found.push(made("path", { ...ink(curve), class: "band ink", d: `M${sound.map((c) => c.map((n) => n.toFixed(1)).join(" ")).join("L")}Z` }));
+      const around = sound.map((corner) => corner.map((pixel) => pixel.toFixed(1)).join(" ")).join("L");
+      found.push(made("path", { ...ink(curve), class: "band ink", d: `M${around}Z` }));
     }
     if (shared.seeds) {
       for (const one of values) found.push(made("path", { ...ink(curve), class: "seed ink", d: path(one) }));
@@ -261,7 +265,9 @@
     const rows = found.map(({ curve, places, middle, spread, values }) => {
       const i = places.reduce((best, one, j) => (Math.abs(one - value) < Math.abs(places[best] - value) ? j : best), 0);
       const height = y.to(middle[i]);
-      if (height >= top && height <= bottom) cursor.append(made("circle", { ...ink(curve), cx: place, cy: height, r: 4 }));
+      if (height >= top && height <= bottom) {
+        cursor.append(made("circle", { ...ink(curve), cx: place, cy: height, r: 4 }));
+      }
       const more = values.length > 1 ? ` ± ${shown(spread[i], 2)}` : "";
       return made("div", {}, swatch(curve), ` ${curve.label} `, made("b", {}, shown(middle[i]) + more));
     });
@@ -277,7 +283,8 @@
   function steer(panel, event) {
     if (!panel.shown) return;
     const { left, right } = panel.shown, here = panel.place ?? left;
-    const moves = { ArrowLeft: here - (right - left) / 50, ArrowRight: here + (right - left) / 50, Home: left, End: right };
+    const step = (right - left) / 50;
+    const moves = { ArrowLeft: here - step, ArrowRight: here + step, Home: left, End: right };
     if (event.key === "Escape") point(panel, null);
     else if (event.key in moves) point(panel, moves[event.key]);
     else return;
@@ -350,7 +357,8 @@
   }
 
   function csv() {
-    const names = [...new Set(DATA.curves.flatMap((curve) => curve.seeds.flatMap((seed) => Object.keys(seed.columns))))];
+    const every = DATA.curves.flatMap((curve) => curve.seeds.flatMap((seed) => Object.keys(seed.columns)));
+    const names = [...new Set(every)];
     const rows = [["curve", "seed", ...names]];
     for (const { label, seeds } of DATA.curves) {
       for (const { seed, columns } of seeds) {
@@ -374,11 +382,12 @@
       oninput: () => { shared.smoothing = Number(smoothing.value); redraw(); },
     });
     const themes = [["", "as the system"], ["light", "light"], ["dark", "dark"]];
+    const dress = (theme) => { document.documentElement.dataset.theme = theme; };
     document.getElementById("tools").append(
       tick("each seed", shared.seeds, (on) => { shared.seeds = on; redraw(); }),
       tick("band", shared.band, (on) => { shared.band = on; redraw(); }),
       made("label", {}, "smoothing ", smoothing),
-      made("label", {}, "colours ", chosen("colours", themes, "", (theme) => { document.documentElement.dataset.theme = theme; })),
+      made("label", {}, "colours ", chosen("colours", themes, "", dress)),
       made("button", { type: "button", onclick: () => hide(new Set()) }, "show all"),
       made("button", { type: "button", onclick: download }, "rows as CSV"));
   }
