@@ -206,6 +206,8 @@ def test_a_picture_shows_the_end_of_training_with_its_bands() -> None:
     assert 0.6 < low < np.mean(ends) - np.std(ends, ddof=1) < np.mean(ends) + np.std(ends, ddof=1) < high < 1
     draw([], SIMULATED_TIME, column("accuracy"))
     draw([curve("QuAFL", [0.1, np.inf, 0.2])], SIMULATED_TIME, column("accuracy"))
+    negative = draw([curve("QuAFL", [2.5, 2.6, 2.7])], SIMULATED_TIME, column("loss"), log=True)  # 2 − accuracy
+    assert negative.axes[0].get_yscale() == "linear", "where a logarithm shows nothing"
 
 
 def other(made: Curve, **sections: dict[str, object]) -> Curve:

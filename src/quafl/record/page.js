@@ -182,7 +182,8 @@
     const width = Math.max(panel.width, 240), height = Math.round(Math.min(340, Math.max(230, width * 0.6)));
     const { drawn, logX } = lines(panel);
     const goal = panel.y === DATA.metric ? DATA.target : null;
-    const values = range(drawn, panel.logY, goal);
+    const logY = panel.logY && drawn.some(({ middle }) => middle.some((value) => value > 0));
+    const values = range(drawn, logY, goal);
     panel.logXBox.checked = logX;
     panel.place = null;
     panel.tip.hidden = true;
@@ -196,7 +197,7 @@
     const left = 52, right = width - 16, top = 10, bottom = height - 40;
     const far = Math.max(...drawn.map(({ places }) => places.at(-1))) || 1;
     const x = scale(logX ? Math.min(...drawn.map(({ places }) => places[0])) : 0, far, left, right, logX);
-    const y = scale(values.low, values.high, bottom, top, panel.logY);
+    const y = scale(values.low, values.high, bottom, top, logY);
     const clip = `clip-${panel.number}`;
     picture.append(made("defs", {}, made("clipPath", { id: clip },
       made("rect", { x: left, y: top, width: right - left, height: bottom - top }))));
@@ -204,7 +205,7 @@
       picture.append(made("line", { class: "rule", x1: x.to(value), x2: x.to(value), y1: top, y2: bottom }));
       picture.append(made("text", { x: x.to(value), y: bottom + 16, class: "middle" }, shown(value)));
     }
-    for (const value of ticks(values.low, values.high, panel.logY, height / 45)) {
+    for (const value of ticks(values.low, values.high, logY, height / 45)) {
       picture.append(made("line", { class: "rule", x1: left, x2: right, y1: y.to(value), y2: y.to(value) }));
       picture.append(made("text", { x: left - 6, y: y.to(value) + 4, class: "end" }, shown(value)));
     }

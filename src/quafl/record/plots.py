@@ -128,7 +128,7 @@ def _panel(axes: Axes, curves: Sequence[Curve], x: Axis, y: Axis, goal: float | 
         shown = np.append(shown, goal)  # elsewhere it would cost the curves their place
         axes.axhline(goal, color="#999999", linewidth=0.8, linestyle="--", label=f"target {goal:g}")
     margin = 0.05 * np.ptp(shown) if len(shown) else 0.0
-    if log:
+    if log and (shown > 0).any():
         axes.set_yscale("log")
         _label(axes.yaxis, 2, 3, 5, 7)
     elif margin > 0:
