@@ -27,7 +27,7 @@ from quafl.cli.terminal import one_sentence
 from quafl.record import checkpoints
 from quafl.record.files import write_atomically
 from quafl.record.rows import Growing, Row, by_seed, read_rows, write_rows
-from quafl.record.summary import RecordError
+from quafl.record.summary import RecordError, final, read_curves
 from quafl.run.folders import prepare, reopen
 from quafl.run.jobs import Job, compute
 from quafl.run.pool import places
@@ -118,9 +118,24 @@ def test_report_joins_folders_at_any_depth(two_curves: Path, tmp_path: Path) -> 
     done = CliRunner().invoke(app, ["report", str(two_curves), "--out", str(tmp_path / "page.html")])
     assert done.exit_code == 0, done.output
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert page.count("<svg") == 4
+    assert page.count("<figure>") == 4
     assert "FedAvg" in page
-    assert not re.search(r"<script|<link|<img|src=|@import|url\(.?http", page)  # nothing is fetched
+    assert not re.search(r"<link|<img|src=|@import|url\(.?http|fetch\(|import\(", page)  # nothing is fetched
+
+
+def test_a_report_s_numbers_are_for_programs_too(two_curves: Path, tmp_path: Path) -> None:
+    before = (two_curves / "report.html").stat().st_mtime_ns
+    done = CliRunner().invoke(app, ["report", str(two_curves), "--json", "--target", "2.0"])
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert (told["metric"], told["target"]) == ("accuracy", 2.0)
+    assert told["verdict"] == "No algorithm reached accuracy 2 with every seed."
+    known = {curve.label: curve for curve in read_curves([two_curves])}
+    assert {curve["label"] for curve in told["curves"]} == set(known)
+    for curve in told["curves"]:
+        assert curve["final"]["values"] == list(final(known[curve["label"]], "accuracy").values)
+        assert curve["time_to_target"] == {"mean": None, "deviation": None, "values": []}
+    assert (two_curves / "report.html").stat().st_mtime_ns == before, "no page is written unasked"
 
 
 def test_an_earlier_run_is_not_overwritten_unasked(two_curves: Path) -> None:

@@ -82,6 +82,8 @@ def test_finds_the_minimum_and_counts_every_octet(tmp_path: Path, algorithm: Alg
         assert totals.steps <= sum(client.steps for client in made.clients.values())
         assert totals.down == travelled(made.asked, algorithm)
         wait_for(lambda: totals.up == travelled(made.heard, algorithm))  # one may be on its way in when the run ends
+    for name in "steps", "up", "down", "refined":
+        assert sum(getattr(member, name) for member in run.members) == getattr(totals, name), name
     if codec == TIGHT:
         assert totals.refined > 0
 

@@ -35,7 +35,7 @@ FOREIGN = {
     "deploy": {"torch", "grpc", "nvflare", "cryptography"},
     "rehearsal": {"torch", "rich"},
     "settings": {"torch", "pydantic", "pydantic_core", "tomli_w"},
-    "run": {"torch", "safetensors", "tomli_w", "rich", "pandas", "ray", "optuna"},
+    "run": {"torch", "safetensors", "tomli_w", "rich", "pandas", "ray", "optuna", "mlflow", "wandb"},
     "cli": {"typer", "rich", "safetensors"},
     "theory": set(),
     "version": set(),

@@ -33,6 +33,9 @@ def test_four_clients_train_to_the_target_under_mutual_tls(tmp_path: Path) -> No
     assert {member["name"] for member in status["clients"]} == set(CLIENTS)
     assert all(member["contacts"] > 0 for member in status["clients"])
     assert "time (s)" in (out / "report.html").read_text()
+    assert curve.attendance is not None
+    assert {event.client for event in curve.attendance.events if event.event == "joined"} == set(CLIENTS)
+    assert curve.attendance.events[-1].event == "server stopped"
     sent = {name: (out / "federation" / "clients" / name / "console.txt").read_text() for name in CLIENTS}
     assert all("the run is over" in text for text in sent.values())
     assert not [text for text in (done.stderr, *sent.values()) if "ERROR" in text or "Traceback" in text]

@@ -1,5 +1,6 @@
 """Who is in a federation: kits, certificates, and one sentence for whatever is wrong with them."""
 
+import json
 import os
 import shutil
 import ssl
@@ -456,6 +457,10 @@ def test_commands_take_passphrases_from_the_environment(tmp_path: Path, monkeypa
     status = quafl("federation status", None)
     assert status.count("north") == 2
     assert status.count("revoked (") == 2
+    told = json.loads(quafl("federation status --json", None))
+    assert {party["name"] for party in told["parties"]} == {"server", "north"}
+    assert [party["name"] for party in told["revoked"]] == ["north", "east"]
+    assert told["run"] is None
 
 
 def test_a_passphrase_is_asked_for_twice_on_a_terminal_and_not_shown(tmp_path: Path) -> None:

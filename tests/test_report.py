@@ -1,9 +1,13 @@
 """What the report says, on rows made by hand, and that a real browser shows it."""
 
+import csv
 import json
+import re
 import shutil
 import subprocess
 from dataclasses import replace
+from html import escape, unescape
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +18,7 @@ from matplotlib import image
 from matplotlib.colors import to_rgb
 
 from quafl.core.seams import ServerState, Totals
+from quafl.record.attendance import Attendance, Book, read_events
 from quafl.record.plots import COLOURS, ROUNDS, SIMULATED_TIME, column, draw, looks
 from quafl.record.report import page, table
 from quafl.record.rows import Row, by_seed, make_row, read_rows, write_rows
@@ -165,7 +170,7 @@ def test_a_variant_has_its_algorithms_colour_and_a_line_of_its_own() -> None:
     assert len(set(known.values())) == 5
     assert looks(names[2::-1]).items() <= known.items(), "in any order"
     assert looks([*names[:4], *[names[3]] * 7, names[4]]) == known, "however often one is named"
-    assert "border-top-style:dashed" in page([replace(QUICK, label=name) for name in names[:2]])
+    assert '"dash":"7 3"' in page([replace(QUICK, label=name) for name in names[:2]])
     shared = looks(["QuAFL, 32 bits", "QuAFL, 4 bits", "FedBuff", "FedBuff, 4 bits"])
     two = looks(["QuAFL, 32 bits", "QuAFL, unlimited link", "FedBuff, 4 bits", "FedBuff, 8 bits"])
     assert len(set(two.values())) == 4
@@ -201,6 +206,8 @@ def test_a_picture_shows_the_end_of_training_with_its_bands() -> None:
     assert 0.6 < low < np.mean(ends) - np.std(ends, ddof=1) < np.mean(ends) + np.std(ends, ddof=1) < high < 1
     draw([], SIMULATED_TIME, column("accuracy"))
     draw([curve("QuAFL", [0.1, np.inf, 0.2])], SIMULATED_TIME, column("accuracy"))
+    negative = draw([curve("QuAFL", [2.5, 2.6, 2.7])], SIMULATED_TIME, column("loss"), log=True)  # 2 − accuracy
+    assert negative.axes[0].get_yscale() == "linear", "where a logarithm shows nothing"
 
 
 def other(made: Curve, **sections: dict[str, object]) -> Curve:
@@ -277,6 +284,64 @@ def test_seeds_are_said_for_each_curve_where_they_differ() -> None:
     assert "seeds: QuAFL 0, 1; FedAvg 1</p>" in page([QUICK, few])
 
 
+def status(seconds: float, round: int, *, running: bool = True, **clients: str) -> dict[str, object]:
+    """What a server says of itself; each client is "there", "away" or "left out"."""
+    counts = {"contacts": 3, "steps": 1234, "dropped": 1, "refined": 2, "bytes_up": 4_560_000, "bytes_down": 7_000_000}
+    members = [
+        {"name": name, "there": state == "there", "left_out": state == "left out", **counts}
+        for name, state in clients.items()
+    ]
+    return {"running": running, "at": 1e9 + seconds, "seconds": seconds, "round": round, "clients": members}
+
+
+def test_a_federation_s_comings_and_goings_are_recorded_across_restarts(tmp_path: Path) -> None:
+    book = Book(tmp_path / "events.csv")
+    book.look(status(4.0, 0, north="there"))  # before the first round, with which the clock starts
+    book.look(status(1.0, 1, north="there", south="there"))
+    book.look(status(2.0, 2, north="there", south="left out"))
+    book.look(status(3.0, 3, north="away", south="left out"))
+    book.look(status(3.5, 3, north="away", south="left out"))
+    book.look(status(5.0, 4, running=False, north="away", south="there"))
+    again = Book(tmp_path / "events.csv")
+    again.look(status(4.5, 3, north="away", south="away"))  # from a checkpoint
+    again.look(status(6.0, 5, north="away", south="there"))
+    events = read_events(tmp_path / "events.csv")
+    assert [(event.time, event.round, event.client, event.event) for event in events] == [
+        (1.0, 0, "", "server started"),
+        (1.0, 0, "north", "joined"),
+        (1.0, 1, "south", "joined"),
+        (2.0, 2, "south", "left out"),
+        (3.0, 3, "north", "away"),
+        (4.5, 4, "south", "there"),
+        (4.5, 4, "", "server stopped"),
+        (4.5, 3, "", "server started"),
+        (6.0, 5, "south", "there"),
+    ]
+    assert events[0].at == "2001-09-09T01:46:44+00:00"
+    assert Attendance([], events, seconds=8.0).stays() == [
+        ("south", "there", 1.0, 2.0),
+        ("north", "there", 1.0, 3.0),
+        ("south", "left out", 2.0, 4.5),
+        ("south", "there", 4.5, 4.5),
+        ("south", "there", 6.0, 8.0),
+    ]
+
+
+def test_a_federation_s_report_shows_its_clients(tmp_path: Path) -> None:
+    save(tmp_path / "run", other(curve("QuAFL", [0.1, 0.8, 0.9]), run={"clock": "wall"}))
+    book, last = Book(tmp_path / "run" / "events.csv"), status(20.0, 2, running=False, north="there", south="left out")
+    book.look(status(0.0, 0, north="there", south="there"))
+    book.look(status(5.0, 1, north="there", south="left out"))
+    (tmp_path / "run" / "status.json").write_text(json.dumps(last))
+    (read,) = read_curves([tmp_path])
+    text = page([read])
+    cells = "".join(f"<td>{cell}</td>" for cell in ("south", "3", "1,234", "2", "4.56", "7.00", "1", "1", "25%"))
+    assert f"<tr>{cells}</tr>" in text
+    assert '<i class="out" style="left:25.00%;width:75.00%" title="south left out: 5–20 s"></i>' in text
+    assert "<summary>All events</summary>" in text
+    assert "Clients of" not in page([QUICK])
+
+
 def test_what_does_not_fit_into_one_table_is_reported_apart() -> None:
     check_showable([QUICK, SLOW])
     with pytest.raises(RecordError, match=r"measure different things \(accuracy, loss\); report them apart"):
@@ -291,24 +356,123 @@ def test_a_metric_may_not_be_called_like_a_column() -> None:
         make_row(0, 0.0, state, Totals(), {"loss": 1.0, "time": 2.0})
 
 
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Chromium (Debian package chromium)")
-def test_a_browser_shows_the_curves_in_their_colours(tmp_path: Path) -> None:
-    (tmp_path / "report.html").write_text(page([QUICK, SLOW, NEVER]), encoding="utf-8")
-    subprocess.run(
-        [
-            "chromium",
-            *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
-            *("--disable-background-networking", "--disable-component-update", "--hide-scrollbars"),
-            f"--user-data-dir={tmp_path / 'profile'}",
-            "--window-size=1400,1400",
-            f"--screenshot={tmp_path / 'shot.png'}",
-            str(tmp_path / "report.html"),
-        ],
+def browse(file: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Open it in a real browser that has no window; what scripts complain of is in its stderr."""
+    quiet = "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync", "--hide-scrollbars"
+    alone = (
+        "--disable-background-networking",
+        "--disable-component-update",
+        f"--user-data-dir={file.parent / 'profile'}",
+    )
+    return subprocess.run(
+        ["chromium", "--headless", "--no-sandbox", *quiet, *alone, "--enable-logging=stderr", *options, str(file)],
         check=True,
         capture_output=True,
+        text=True,
         timeout=60,
     )
-    pixels = image.imread(tmp_path / "shot.png")[..., :3]
+
+
+needs_browser = pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Chromium (Debian package chromium)")
+
+
+@needs_browser
+@pytest.mark.parametrize("scripts", ["'unsafe-inline'", "'none'"])
+def test_a_browser_shows_the_curves_in_their_colours_whether_scripts_may_run_or_not(
+    tmp_path: Path, scripts: str
+) -> None:
+    rule = f'<meta http-equiv="Content-Security-Policy" content="script-src {scripts}">'
+    text = page([QUICK, SLOW, NEVER]).replace("<head>", f"<head>{rule}")
+    (tmp_path / "report.html").write_text(text, encoding="utf-8")
+    shot = tmp_path / "shot.png"
+    browse(tmp_path / "report.html", "--window-size=1400,1400", f"--screenshot={shot}")
+    pixels = image.imread(shot)[..., :3]
     for label in "QuAFL", "FedAvg", "Baseline":
         shown = (np.abs(pixels - to_rgb(COLOURS[label])).max(axis=-1) < 0.02).sum()
         assert shown > 500, label  # the swatch alone has fewer
+
+
+READER = """<!doctype html><pre id="seen"></pre><iframe style="width:390px;height:900px" srcdoc="{page}"></iframe>
+<script>
+const frame = document.querySelector("iframe"), seen = {{}};
+const pause = () => new Promise((go) => setTimeout(go, 100));
+(async () => {{
+  while (!frame.contentDocument?.querySelector(".curve")) await pause();
+  const there = frame.contentWindow, all = (what) => [...there.document.querySelectorAll(what)];
+  const one = (what) => all(what)[0];
+  const drawn = () => [...one(".box").querySelectorAll(".curve")].map((path) => path.dataset.label).sort();
+  const choose = (what, value) => {{ what.value = value; what.dispatchEvent(new there.Event("change")); }};
+  const does = (what, Kind, name, more) => what.dispatchEvent(new there[Kind](name, {{bubbles: true, ...more}}));
+  const names = Object.fromEntries(all("#legend button").map((button) => [button.dataset.label, button]));
+  seen.still = there.getComputedStyle(one(".still")).display;
+  seen.wide = there.document.documentElement.scrollWidth;
+  seen.first = drawn();
+  names.FedAvg.click();
+  seen.hidden = drawn();
+  names.FedAvg.click();
+  does(names.QuAFL, "MouseEvent", "dblclick");
+  seen.isolated = drawn();
+  does(names.QuAFL, "KeyboardEvent", "keydown", {{key: "i"}});
+  seen.all = drawn();
+  const before = one(".curve").getAttribute("d"), [vertical, horizontal] = one(".head").querySelectorAll("select");
+  choose(horizontal, "megabytes");
+  seen.axis = one(".box").textContent.includes("sent in both directions (MB)");
+  choose(vertical, "loss");
+  seen.metric = one(".curve").getAttribute("d") !== before;
+  choose(horizontal, "time");
+  const box = one(".box").getBoundingClientRect();
+  does(one(".box"), "PointerEvent", "pointermove", {{clientX: box.right - 5, clientY: box.top + 50}});
+  seen.tip = one(".tip").textContent;
+  does(one(".box"), "KeyboardEvent", "keydown", {{key: "Home"}});
+  seen.start = one(".tip").textContent;
+  const [logX, logY] = one(".head").querySelectorAll("input"), [seeds, band] = all("#tools input");
+  logX.click(); logY.click(); seeds.click(); band.click();
+  seen.seeds = one(".box").querySelectorAll(".seed").length;
+  seen.bands = one(".box").querySelectorAll(".band").length;
+  seen.paths = all("path").every((path) => !/NaN|Infinity/.test(path.getAttribute("d")));
+  const [smoothing] = all("input[type=range]"), rough = one(".curve").getAttribute("d");
+  smoothing.value = 20; smoothing.dispatchEvent(new there.Event("input"));
+  seen.smoothed = one(".curve").getAttribute("d") !== rough;
+  const paper = () => there.getComputedStyle(there.document.body).backgroundColor;
+  choose(one("#tools select"), "light");
+  seen.light = paper();
+  choose(one("#tools select"), "dark");
+  seen.dark = paper();
+  there.Blob = function (parts) {{ seen.csv = parts.join(""); }};
+  there.URL.createObjectURL = () => "about:blank#";
+  all("#tools button").at(-1).click();
+  document.getElementById("seen").textContent = JSON.stringify(seen);
+}})();
+</script>"""
+
+
+@needs_browser
+def test_a_reader_can_choose_what_the_pictures_show(tmp_path: Path) -> None:
+    strange = '</script><b>"'
+    curves = [QUICK, SLOW, replace(NEVER, label=strange)]
+    (tmp_path / "reader.html").write_text(READER.format(page=escape(page(curves))), encoding="utf-8")
+    done = browse(
+        tmp_path / "reader.html", "--dump-dom", "--virtual-time-budget=4000", "--allow-file-access-from-files"
+    )
+    assert "CONSOLE" not in done.stderr, done.stderr
+    found = re.search('<pre id="seen">(.+?)</pre>', done.stdout, re.DOTALL)
+    assert found is not None
+    seen = json.loads(unescape(found[1]))
+    everybody = sorted(curve.label for curve in curves)
+    assert seen["still"] == "none"
+    assert seen["wide"] <= 390, "at which width nothing is to be scrolled sideways"
+    assert seen["first"] == seen["all"] == everybody
+    assert seen["hidden"] == sorted({*everybody} - {"FedAvg"})
+    assert seen["isolated"] == ["QuAFL"]
+    assert seen["axis"]
+    assert seen["metric"]
+    assert seen["tip"].startswith("simulated time (units): 20")
+    assert "QuAFL 1.075 ± 0.035" in seen["tip"]  # 2 − 0.925
+    assert seen["start"].startswith("simulated time (units): 0")
+    assert "FedAvg 1.9 ± 0" in seen["start"]
+    assert (seen["seeds"], seen["bands"], seen["paths"]) == (6, 0, True)
+    assert seen["smoothed"]
+    assert (seen["light"], seen["dark"]) == ("rgb(255, 255, 255)", "rgb(21, 24, 28)")
+    rows = list(csv.DictReader(StringIO(seen["csv"])))
+    assert len(rows) == 18
+    assert [float(row["accuracy"]) for row in rows if row["curve"] == strange] == [0.1, 0.9, 0.9, 0.1, 0.2, 0.3]

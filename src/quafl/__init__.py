@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from quafl.core.descent import Descent
     from quafl.core.optim import Schedule
     from quafl.core.seams import Algorithm, Optimizer, Task
+    from quafl.record.attendance import Attendance
     from quafl.record.evaluations import Diverged
     from quafl.record.rows import Row
     from quafl.record.summary import Curve, RecordError, RunError
@@ -58,6 +59,7 @@ _HOMES = {
     "quafl.core.descent": ("Descent",),
     "quafl.core.optim": ("Schedule",),
     "quafl.core.seams": ("Algorithm", "Optimizer", "Task"),
+    "quafl.record.attendance": ("Attendance",),
     "quafl.record.evaluations": ("Diverged",),
     "quafl.record.rows": ("Row",),
     "quafl.record.summary": ("Curve", "RecordError", "RunError"),
@@ -79,6 +81,7 @@ __all__ = [
     "Absence",
     "Adaptive",
     "Algorithm",
+    "Attendance",
     "Augment",
     "BFloat16",
     "Brought",

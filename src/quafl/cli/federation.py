@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from quafl.cli.terminal import complain, console, extras, one_sentence, remedy
+from quafl.cli.terminal import complain, console, extras, one_sentence, print_json, remedy
 from quafl.record.summary import REPORT, RecordError, read_curve
 from quafl.settings.base import SettingsError
 from quafl.settings.overrides import changes_of
@@ -122,21 +122,29 @@ def federation_revoke(
 
 
 @federation.command("status")
-def federation_status(folder: _FolderOrKit = FOLDER) -> None:
+def federation_status(
+    folder: _FolderOrKit = FOLDER,
+    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+) -> None:
     """Show who is in, until when, and, on the server's machine, who is there and how far the run is."""
     with one_sentence(), _engine() as (federated, provision):
+        path = folder if (folder / provision.KIT).exists() else folder / provision.SERVER
+        kits, status = list(provision.kits(folder)), federated.read_status(path)
+        revoked = provision.revoked(path) if (path / provision.REVOKED).exists() else {}
+        if as_json:
+            parties = [{"name": kit.name, "expires": kit.expires.isoformat(), "ended": kit.ended} for kit in kits]
+            gone = [{"name": name, "serial": hex(serial)[2:]} for serial, name in revoked.items()]
+            print_json({"parties": parties, "revoked": gone, "run": status})
+            return
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for heading in ("party", "certificate until", ""):
             table.add_column(heading)
-        for kit in provision.kits(folder):
+        for kit in kits:
             remark = "has ended" if kit.ended else "ends soon" if kit.warning() else ""
             table.add_row(kit.name, f"{kit.expires:%Y-%m-%d}", remark)
-        path = folder if (folder / provision.KIT).exists() else folder / provision.SERVER
-        if (path / provision.REVOKED).exists():
-            for serial, name in provision.revoked(path).items():
-                table.add_row(name, "–", f"revoked ({hex(serial)[2:10]}…)")
+        for serial, name in revoked.items():
+            table.add_row(name, "–", f"revoked ({hex(serial)[2:10]}…)")
         console.print(table)
-        status = federated.read_status(path)
         console.print("The server has not run here." if status is None else _picture(status))
 
 

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
-from quafl.cli.terminal import complain, console
+from quafl.cli.terminal import complain, console, print_json
 from quafl.record import plots
 from quafl.record import report as reporting
 from quafl.record.files import write_atomically
@@ -150,10 +150,7 @@ def _score(row: Row) -> str:
 
 def conclude(curves: list[Curve], page: Path) -> None:
     """The closing table, who came first, and the page."""
-    if page.suffix == ".png":
-        raise RecordError(f"--out is {page}, which is where the picture beside the page goes; name it .html")
-    check_showable(curves)
-    curves = ranked(curves)
+    curves = _in_order(curves, page)
     headings, lines = reporting.table(curves)
     table = Table(
         title=f"Mean ± standard deviation over {reporting.seeds_of(curves)}",
@@ -167,9 +164,31 @@ def conclude(curves: list[Curve], page: Path) -> None:
         table.add_row(*map(escape, cells[: 1 + reporting.BRIEF]))
     console.print(table)
     console.print(verdict(curves), markup=False, highlight=False)
+    picture = _write(curves, page)
+    console.print(f"Curves and settings: {page} (the first figure alone: {picture})", highlight=False, soft_wrap=True)
+
+
+def conclude_as_json(curves: list[Curve], page: Path | None) -> None:
+    """The same for programs: the numbers of the table, and the page, if one is wanted."""
+    curves = _in_order(curves, page)
+    print_json(reporting.numbers(curves))
+    if page is not None:
+        _write(curves, page)
+
+
+def _in_order(curves: list[Curve], page: Path | None) -> list[Curve]:
+    """As they are shown, if they can be."""
+    if page is not None and page.suffix == ".png":
+        raise RecordError(f"--out is {page}, which is where the picture beside the page goes; name it .html")
+    check_showable(curves)
+    return ranked(curves)
+
+
+def _write(curves: list[Curve], page: Path) -> Path:
+    """The page, and the picture beside it, whose place is given back."""
     with write_atomically(page) as stream:
         stream.write(reporting.page(curves))
     picture = page.with_suffix(".png")
     with write_atomically(picture, "wb") as stream:
         plots.to_png(reporting.main_figure(curves), stream)
-    console.print(f"Curves and settings: {page} (the first figure alone: {picture})", highlight=False, soft_wrap=True)
+    return picture

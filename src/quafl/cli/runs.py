@@ -6,7 +6,7 @@ from typing import Annotated
 import safetensors.torch
 import typer
 
-from quafl.cli.results import conclude, work_off
+from quafl.cli.results import conclude, conclude_as_json, work_off
 from quafl.cli.terminal import Changes, Jobs, complain, console, one_sentence
 from quafl.record.files import write_atomically
 from quafl.record.summary import REPORT, read_curve, read_curves
@@ -92,7 +92,14 @@ def report(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR…", help="Folders that 'quafl run' wrote.")],
     out: Annotated[Path | None, typer.Option(help="The page; by default report.html in the first folder.")] = None,
     target: Annotated[float | None, typer.Option(help="Of the metric, in place of what the settings say.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the table's numbers as JSON; a page is written only with --out.")
+    ] = False,
 ) -> None:
     """Show recorded runs: a table here, and a page with the curves."""
     with one_sentence():
-        conclude(read_curves(folders, target), out or folders[0] / REPORT)
+        curves = read_curves(folders, target)
+        if as_json:
+            conclude_as_json(curves, out)
+        else:
+            conclude(curves, out or folders[0] / REPORT)

@@ -1,8 +1,9 @@
 """What all commands share: options and complaints. Help shows them, and imports nothing that takes its time."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -76,6 +77,12 @@ def lacking(module: str) -> str:
     """What a module that comes with an extra is for, and how to get it."""
     name, purpose = EXTRAS[module]
     return f"{purpose} need {module}, which is not installed: pip install 'quafl[{name}]'"
+
+
+def print_json(content: dict[str, Any]) -> None:
+    """For a program that reads what is printed; JSON has no NaN, and null in its place."""
+    plain = json.loads(json.dumps(content), parse_constant=lambda name: None)
+    print(json.dumps(plain, indent=2))
 
 
 def complain(sentence: str, code: int = 2) -> NoReturn:

@@ -158,9 +158,7 @@ class Contacts(Debts):
             raise WireError(f"asked for a repair of vector {message.place} with a {request.kind} about d={request.dim}")
         told, coder, place = question.told, self._coders.down, message.place
         refinement: Packet = yield Compute(lambda: coder.refine(told, place, request))
-        self.totals.refined += request.sent == coder.bits
-        self.totals.up += len(message.body)
-        self.totals.down += refinement.nbytes
+        self._count(member, up=len(message.body), down=refinement.nbytes, refined=request.sent == coder.bits)
         return Refinement(wire.to_bytes(refinement))
 
     # A contact
@@ -208,7 +206,7 @@ class Contacts(Debts):
         if member.owes == question.ticket:
             member.whole = True
             self._say(INFO, "%s gets the whole model", member.name)
-            self.totals.down += question.whole_nbytes
+            self._count(member, down=question.whole_nbytes)
             self._spawn(self._exchange(member, question, question.whole))
 
     def _settle(self, member: Member, message: Reply | Broken | Idle | WantsAll, octets: Octets) -> Flow:
@@ -280,7 +278,7 @@ class Contacts(Debts):
         """It owes nothing any more."""
         self._judge.learn(member.name, opinion.away)
         member.done.append(question.ticket)
-        self.totals.up += opinion.octets
+        self._count(member, up=opinion.octets)
         self._release(member)
         self._arrived.append(Arrival(member, question, opinion, messages.digest(octets)))
 
@@ -302,15 +300,14 @@ class Contacts(Debts):
     def _refinement(self, member: Member, question: Question, wanted: Wanted) -> Flow:
         request = wire.to_bytes(wanted.request)
         octets = messages.to_bytes(Repair(question.ticket, wanted.place, request))
-        self.totals.down += len(request)
+        self._count(member, down=len(request))
         back = yield Ask(member.name, octets, self._limits.contact_seconds)
         match messages.from_bytes(back):
             case Refinement(bits):
                 pass
             case other:
                 raise DecodeError(f"was asked for a repair, sent a {type(other).__name__}")
-        self.totals.refined += wanted.request.sent == self._coders.up.bits
-        self.totals.up += len(bits)
+        self._count(member, up=len(bits), refined=wanted.request.sent == self._coders.up.bits)
         return bytes(bits)
 
     def _spoken(self, question: Question) -> Spoken:

@@ -48,6 +48,14 @@ class Debts(Machine):
         self._arrived: list[Arrival] = []
         self._failed: list[int] = []  # clients whose answers will not come
 
+    def _count(self, member: Member, *, up: int = 0, down: int = 0, refined: bool = False) -> None:
+        """What was sent, and refined, between a client and the server."""
+        both: tuple[Totals | Member, ...] = self.totals, member
+        for counted in both:
+            counted.up += up
+            counted.down += down
+            counted.refined += refined
+
     def _owe(self, member: Member, question: Question) -> None:
         member.owes, member.repairs, member.accepted, member.whole = question.ticket, 0, False, False
         member.answered.append(question.ticket)

@@ -21,6 +21,9 @@ SURVIVING = (
     "dropped",
     "contacts",
     "steps",
+    "up",
+    "down",
+    "refined",
     "exclusions",
     "broken",
     "receipt",
@@ -75,6 +78,9 @@ class Member:
     dropped: int = 0  # replies
     contacts: int = 0
     steps: int = 0
+    up: int = 0  # octets of packets that it has sent,
+    down: int = 0  # and was sent
+    refined: int = 0  # messages to or from it that did not decode at first
 
 
 class Members:

@@ -216,7 +216,8 @@ class ServerSide(Contacts):
         self._failed = [number for number in self._failed if number not in chosen]  # that was about earlier questions
         if asked:
             question.octets = self._contact(question, parcel, asked)
-        self.totals.down += parcel.nbytes * len(asked)
+        for member in asked:
+            self._count(member, down=parcel.nbytes)
         if not self._script:
             for member in asked:
                 self._ask_again(member)

@@ -38,13 +38,13 @@ COLOURS = {
 OTHERS = ["#88CCEE", "#999933", "#661100", "#6699CC", "#AA8866", "#000000"]
 Numbers: TypeAlias = NDArray[np.float64]
 Line: TypeAlias = str | tuple[float, tuple[float, ...]]  # by name, or its dashes
-LINES: dict[Line, str] = {  # and what comes nearest to them in a page
-    "-": "solid",
-    "--": "dashed",
-    ":": "dotted",
-    "-.": "double",
-    (0, (8, 2)): "groove",
-    (0, (3, 1, 1, 1, 1, 1)): "ridge",
+LINES: dict[Line, str] = {  # and the dashes of an SVG that come nearest to them
+    "-": "none",
+    "--": "7 3",
+    ":": "2 3",
+    "-.": "9 3 2 3",
+    (0, (8, 2)): "14 3",
+    (0, (3, 1, 1, 1, 1, 1)): "6 2 2 2 2 2",
 }
 PLACES = 200  # on a curve
 FAR_APART = 4  # as far as another curve: on a linear axis, the shorter one could hardly be seen
@@ -137,7 +137,7 @@ def _panel(axes: Axes, curves: Sequence[Curve], x: Axis, y: Axis, goal: float | 
         shown = np.append(shown, goal)  # elsewhere it would cost the curves their place
         axes.axhline(goal, color="#999999", linewidth=0.8, linestyle="--", label=f"target {goal:g}")
     margin = 0.05 * np.ptp(shown) if len(shown) else 0.0
-    if log:
+    if log and (shown > 0).any():
         axes.set_yscale("log")
         _label(axes.yaxis, 2, 3, 5, 7)
     elif margin > 0:

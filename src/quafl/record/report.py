@@ -1,14 +1,19 @@
-"""A page that explains a run to a person: who came first, a table, the curves, the settings. One file, no scripts."""
+"""A page that explains a run to a person: who came first, a table, the curves, the settings. One file that needs
+nothing else; where scripts do not run, its pictures stand still."""
 
 from collections.abc import Callable, Sequence
 from html import escape
+from typing import Any, NamedTuple
 
 import tomli_w
 from matplotlib.figure import Figure
 
 from quafl.record import plots
+from quafl.record.company import company
+from quafl.record.page import Panel, axes_of, data, script, style
 from quafl.record.summary import (
     Curve,
+    Spread,
     ended_without,
     final,
     megabytes,
@@ -17,20 +22,6 @@ from quafl.record.summary import (
     verdict,
     zero_step_share,
 )
-
-_STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 84rem; margin: 2rem auto;
-  padding: 0 1.5rem }
-h1 { font-size: 1.6rem; margin-bottom: .2rem } h2 { font-size: 1.15rem; margin-top: 2rem }
-.verdict { font-size: 1.1rem; border-left: 4px solid #0072B2; padding: .4rem 0 .4rem 1rem; background: #f4f8fb }
-table { border-collapse: collapse } th, td { padding: .3rem .9rem; text-align: right; border-bottom: 1px solid #ddd }
-th:first-child, td:first-child { text-align: left } th { font-weight: 600 }
-.swatch { display: inline-block; width: 1.6em; vertical-align: middle; border-top: 3px; margin-right: .5em }
-.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(34rem, 1fr)); gap: 1rem }
-figure { margin: 0 } figure svg { width: 100%; height: auto } figcaption { color: #555; font-size: .9rem }
-pre { background: #f6f6f6; padding: .8rem; overflow-x: auto; font-size: .85rem }
-.small { color: #555; font-size: .9rem }
-"""
 
 
 def _time(curve: Curve) -> str:
@@ -42,14 +33,27 @@ def _time(curve: Curve) -> str:
     return times.show("{:.0f}") + (f" ({len(times.values)}/{seeds})" if len(times.values) < seeds else "")
 
 
-_COLUMNS: list[tuple[str, Callable[[Curve], str]]] = [
-    ("final {metric}", lambda curve: final(curve, curve.metric).show("{:.3f}")),
-    ("time to {target}", _time),
-    ("MB to {target}", lambda curve: megabytes_to_target(curve).show("{:.2f}")),
-    ("MB sent", lambda curve: megabytes(curve).show("{:.1f}")),
-    ("repairs", lambda curve: final(curve, "refined").show("{:.0f}")),
-    ("local steps", lambda curve: final(curve, "local_steps").show("{:,.0f}")),
-    ("zero-step contacts", lambda curve: zero_step_share(curve).show("{:.1%}")),
+class Column(NamedTuple):
+    """Of the table: its heading, its name for programs, what it is, and how that is said."""
+
+    heading: str
+    name: str
+    of: Callable[[Curve], Spread]
+    show: Callable[[Curve], str]
+
+
+def _column(heading: str, name: str, of: Callable[[Curve], Spread], pattern: str) -> Column:
+    return Column(heading, name, of, lambda curve: of(curve).show(pattern))
+
+
+_COLUMNS = [
+    _column("final {metric}", "final", lambda curve: final(curve, curve.metric), "{:.3f}"),
+    Column("time to {target}", "time_to_target", time_to_target, _time),
+    _column("MB to {target}", "megabytes_to_target", megabytes_to_target, "{:.2f}"),
+    _column("MB sent", "megabytes", megabytes, "{:.1f}"),
+    _column("repairs", "repairs", lambda curve: final(curve, "refined"), "{:.0f}"),
+    _column("local steps", "local_steps", lambda curve: final(curve, "local_steps"), "{:,.0f}"),
+    _column("zero-step contacts", "zero_step_share", zero_step_share, "{:.1%}"),
 ]
 BRIEF = 5  # columns that fit a terminal
 
@@ -58,8 +62,30 @@ def table(curves: Sequence[Curve]) -> tuple[list[str], list[list[str]]]:
     """Headings and lines of the closing table, a curve's label first; mean ± standard deviation over seeds."""
     targets = {f"{curve.target:g}" for curve in curves if curve.aims}
     names = {"metric": curves[0].metric, "target": targets.pop() if len(targets) == 1 else "target"}
-    headings = ["", *(heading.format(**names) for heading, _ in _COLUMNS)]
-    return headings, [[curve.label, *(show(curve) for _, show in _COLUMNS)] for curve in curves]
+    headings = ["", *(column.heading.format(**names) for column in _COLUMNS)]
+    return headings, [[curve.label, *(column.show(curve) for column in _COLUMNS)] for curve in curves]
+
+
+def numbers(curves: Sequence[Curve]) -> dict[str, Any]:
+    """The table for programs: what `table` rounds is here in full, with each seed's value; what is missing is NaN."""
+    return {
+        "verdict": verdict(curves),
+        "metric": curves[0].metric,
+        "target": _goal(curves),
+        "curves": [
+            {
+                "label": curve.label,
+                "seeds": sorted(curve.seeds),
+                "planned_seeds": curve.planned,
+                **{column.name: _plain(column.of(curve)) for column in _COLUMNS},
+            }
+            for curve in curves
+        ],
+    }
+
+
+def _plain(spread: Spread) -> dict[str, Any]:
+    return {"mean": spread.mean, "deviation": spread.deviation, "values": list(spread.values)}
 
 
 def seeds_of(curves: Sequence[Curve]) -> str:
@@ -82,21 +108,16 @@ def _goal(curves: Sequence[Curve]) -> float | None:
 
 def page(curves: Sequence[Curve]) -> str:
     """The whole report."""
-    metric = plots.column(curves[0].metric)
-    time = plots.time_of(curves)
-    figures = [
-        (f"Against {time.label}", main_figure(curves)),
-        ("Against what was sent", plots.draw(_talking(curves), plots.MEGABYTES, metric, goal=_goal(curves))),
-        (f"Loss against {time.label}", plots.draw(curves, time, _loss(curves), log=True)),
-        ("Against the work done", plots.draw(curves, plots.STEPS, metric, goal=_goal(curves))),
+    metric, loss = curves[0].metric, _loss(curves)
+    panels = [
+        Panel("time", metric),
+        Panel("megabytes", metric),
+        Panel("time", loss, log=True),
+        Panel("local_steps", metric),
     ]
-    pictures = "".join(
-        f"<figure>{plots.to_svg(figure)}<figcaption>{escape(caption)}</figcaption></figure>"
-        for caption, figure in figures
-    )
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>QuAFL report</title><style>{_STYLE}</style></head><body>
+<title>QuAFL report</title>{style()}</head><body>
 <h1>QuAFL report</h1>
 <p class="small">{escape(_provenance(curves[0].versions))}; {escape(seeds_of(curves))}</p>
 <p class="verdict">{escape(verdict(curves))}</p>
@@ -105,18 +126,33 @@ def page(curves: Sequence[Curve]) -> str:
 reached the target; "not by 60" means that none had when the run ended, at time 60. A repair is a message that did not
 decode at first and was refined.</p>
 <h2>Curves</h2>
-<div class="figures">{pictures}</div>
-<p class="small">Lines are means over seeds, bands one standard deviation; the thin grey line is the target.</p>
+<div class="moving"><p class="small">Click a name to hide its curve, double-click it (or press i) to see it alone.</p>
+<div id="legend"></div><div id="tools"></div><div id="panels"></div></div>
+<div class="still">{"".join(_picture(curves, panel) for panel in panels)}</div>
+<p class="small">Lines are means over seeds, bands one standard deviation; the thin dashed line is the target.</p>
+{"".join(company(curve.label, curve.attendance) for curve in curves if curve.attendance is not None)}
 <h2>Settings</h2>
 {"".join(_settings(curve) for curve in curves)}
+{data(curves, panels, _goal(curves))}
+{script()}
 </body></html>
 """
 
 
-def _loss(curves: Sequence[Curve]) -> plots.Axis:
+def _picture(curves: Sequence[Curve], panel: Panel) -> str:
+    """One that stands still."""
+    axis = axes_of(curves)[panel.x]
+    shown = _talking(curves) if panel.x == "megabytes" else curves
+    goal = _goal(curves) if panel.y == curves[0].metric else None
+    figure = plots.draw(shown, axis, plots.column(panel.y), goal=goal, log=panel.log)
+    caption = f"{panel.y.replace('_', ' ')} against {axis.label}"
+    return f"<figure>{plots.to_svg(figure)}<figcaption>{escape(caption)}</figcaption></figure>"
+
+
+def _loss(curves: Sequence[Curve]) -> str:
     """On the training sample, as the paper plots it, where all tasks have one."""
     everywhere = all("train_loss" in rows[0] for curve in curves for rows in curve.seeds.values())
-    return plots.column("train_loss" if everywhere else "loss")
+    return "train_loss" if everywhere else "loss"
 
 
 def _talking(curves: Sequence[Curve]) -> list[Curve]:
@@ -131,9 +167,12 @@ def _table(curves: Sequence[Curve]) -> str:
     rows = ""
     for label, *cells in lines:
         colour, line = looks[label]
-        swatch = f'<span class="swatch" style="border-top-color:{colour};border-top-style:{plots.LINES[line]}"></span>'
+        swatch = (
+            f'<svg class="swatch ink" style="--c:{colour}" viewBox="0 0 26 4" aria-hidden="true">'
+            f'<line x2="26" y1="2" y2="2" stroke-dasharray="{plots.LINES[line]}"/></svg>'
+        )
         rows += f"<tr><td>{swatch}{escape(label)}</td>" + "".join(f"<td>{escape(c)}</td>" for c in cells) + "</tr>"
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+    return f'<div class="wide" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
 
 
 def _provenance(versions: dict[str, str]) -> str:

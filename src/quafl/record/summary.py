@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from quafl.record.attendance import Attendance, read_attendance
 from quafl.record.rows import Row, by_seed, read_rows
 
 SETTINGS, ROWS, VERSIONS = "settings.toml", "rows.csv", "versions.json"  # in a run folder
@@ -36,6 +37,7 @@ class Curve:
     versions: dict[str, str]
     troubles: dict[int, str] = field(default_factory=dict)  # seeds that ended before their time, and why
     goal: float | None = None  # in place of the target of the settings
+    attendance: Attendance | None = None  # of a federation's clients
 
     @property
     def target(self) -> float:
@@ -167,7 +169,8 @@ def read_curve(folder: Path) -> Curve:
         troubles = folder / "troubles.json"
         known = json.loads(troubles.read_text(encoding="utf-8")) if troubles.exists() else {}
         ended = {int(seed): str(trouble) for seed, trouble in known.items()}
-        curve = Curve(str(settings["label"]), by_seed(read_rows(folder / ROWS)), settings, versions, ended)
+        rows, attendance = by_seed(read_rows(folder / ROWS)), read_attendance(folder)
+        curve = Curve(str(settings["label"]), rows, settings, versions, ended, attendance=attendance)
         if not curve.seeds:
             raise ValueError("no rows")
         time_to_target(curve), megabytes(curve), curve.planned  # what every reader needs

@@ -24,6 +24,7 @@ from quafl.deploy.streams import GrpcClient, GrpcServer
 from quafl.protocol.carrier import SERVER
 from quafl.protocol.messages import HELLO_SECONDS
 from quafl.protocol.server import ServerSide
+from quafl.record.attendance import EVENTS, STATUS, Book
 from quafl.record.evaluations import Diverged
 from quafl.record.files import alone, write_atomically
 from quafl.record.summary import RunError
@@ -33,7 +34,7 @@ from quafl.tasks.demo import CLIENTS
 
 _log = logging.getLogger(__name__)
 
-RUN, STATUS, WHERE, LOG = "run", "status.json", "run-folder.txt", "log.txt"
+RUN, WHERE, LOG = "run", "run-folder.txt", "log.txt"
 STATUS_SECONDS = 1.0  # between two of them
 STALE_SECONDS = 10.0  # after which nobody is taken to be writing them
 DEMO_STEPS = (0.01, 0.01, 0.04, 0.08)  # seconds that a local step takes each of the demo's clients
@@ -61,6 +62,7 @@ class ServerProcess:
         self._loop = Loop("carrier")
         self._carrier = GrpcServer(self._loop, kit, passphrase)
         self._run = ServerRun(self._carrier, self._loop, settings, out, self.stop, task)
+        self._book = Book(out / EVENTS)
 
     @property
     def party(self) -> ServerRun:
@@ -115,6 +117,7 @@ class ServerProcess:
         status = self._status(running)
         self._on_status(status)
         try:
+            self._book.look(status)
             with write_atomically(self._out / STATUS) as stream:
                 json.dump(status, stream, indent=2)
         except OSError as error:
@@ -145,6 +148,9 @@ class ServerProcess:
                     "contacts": member.contacts,
                     "steps": member.steps,
                     "dropped": member.dropped,
+                    "refined": member.refined,
+                    "bytes_up": member.up,
+                    "bytes_down": member.down,
                 }
                 for member in coordinator.members
             ],

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -17,6 +18,8 @@ from quafl.record.files import LOCK, alone, write_atomically
 from quafl.record.rows import Row, by_seed, read_rows, write_rows
 from quafl.record.summary import REPORT, ROWS, SETTINGS, VERSIONS, RecordError, RunError, different
 from quafl.run.jobs import Experiment, Job, Outcome, Which, own_code, take_up
+from quafl.run.tracking import TENSORBOARD
+from quafl.run.tracking import check as check_trackers
 from quafl.run.versions import OWN, SITTING, UNKNOWN, joined, versions
 from quafl.settings.base import SettingsError
 from quafl.settings.curve import Settings
@@ -195,6 +198,8 @@ def _clear(path: Path) -> None:
     fixed = (path / name for name in (SETTINGS, VERSIONS, ROWS, TROUBLES, SECONDS))
     for old in (*fixed, *(old for kind in ("model", "checkpoint", "rows") for old in path.glob(f"{kind}-seed*"))):
         old.unlink(missing_ok=True)
+    for old in (path / TENSORBOARD).glob("seed*"):
+        shutil.rmtree(old)
 
 
 def _forget_report(out: Path) -> None:
@@ -292,8 +297,8 @@ def _check_distinct(folders: Sequence[Folder[Any]]) -> None:
 
 
 def _different(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    """The settings that are not the same, apart from the seeds and the places of modules."""
-    return [name for name in different(one, other) if name not in ("run.seeds", "modules")]
+    """The settings that are not the same, apart from the seeds, the places of modules, and who is told."""
+    return [name for name in different(one, other) if name not in ("run.seeds", "run.track", "modules")]
 
 
 def reopen(out: Path) -> list[RunFolder]:
@@ -331,9 +336,11 @@ def _made_with(path: Path) -> dict[str, str]:
 
 
 def _check(folders: Sequence[RunFolder]) -> None:
-    """Whether the data are here and fit, before anything is overwritten; once for all who have the same."""
+    """Whether the data are here and fit, before anything is overwritten; once for all who have the same. And whether
+    all who are to be told can be."""
     known: set[str] = set()
     for folder in folders:
+        check_trackers(folder.settings.run.track or ())
         task, clients = folder.settings.task, folder.settings.clients
         same = f"{task.model_dump_json()} {clients.model_dump_json()}"
         if same in known:

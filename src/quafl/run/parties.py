@@ -2,7 +2,9 @@
 
 import json
 import logging
+import tomllib
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -28,6 +30,7 @@ from quafl.record.evaluations import check_first
 from quafl.record.files import write_atomically
 from quafl.record.rows import Row, write_rows
 from quafl.record.summary import HISTORY, ROWS, SETTINGS, VERSIONS, RunError
+from quafl.run.tracking import Tracked, Tracking, check
 from quafl.run.versions import versions
 from quafl.settings.federation import FederationSettings, agree
 from quafl.tasks import local
@@ -48,7 +51,8 @@ class ServerRun:
         stop: Event,
         task: Task | None = None,
     ) -> None:
-        self._settings, self._out = settings, out
+        check(settings.run.track or ())
+        self._settings, self._out, self._tracking = settings, out, Tracking()
         self._task = task or settings.task.build(SERVER, settings.run.seed)
         algorithm, coders, _ = settings.terms()
         start, rng = algorithm.start(*self._task.initial()), Generators(settings.run.seed)
@@ -88,7 +92,8 @@ class ServerRun:
     def run(self) -> bool:
         """Until the end, which is True, or until asked to stop; the models are kept either way. Diverged, if they are
         none any more."""
-        ended = self.coordinator.run()
+        with closing(self._tracking):
+            ended = self.coordinator.run()
         evaluations = self.coordinator.evaluations
         for which, shown in ("last", evaluations.shown), ("best", evaluations.best.shown):
             path = self._out / f"model-seed{self._settings.run.seed}-{which}.safetensors"
@@ -124,6 +129,10 @@ class ServerRun:
             write_rows(self._out / ROWS, self.coordinator.evaluations.rows)
         except OSError as error:
             _log.error("the rows could not be written: %s", error)
+        if self._settings.run.track:
+            known = tomllib.loads(self._settings.to_toml())
+            run = Tracked(self._out, self._settings.label, self._settings.run.seed, known)
+            self._tracking.send(run, self._settings.run.track, row)
         score = ", ".join(f"{name} {row[name]:.3f}" for name in ("accuracy", "loss") if name in row)
         sent = (row["bytes_up"] + row["bytes_down"]) / 1e6
         _log.info("round %d, %.0f s: %s, %.2f MB", row["round"], row["time"], score or "no test data", sent)

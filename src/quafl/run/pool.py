@@ -4,6 +4,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import tomllib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -21,6 +22,7 @@ from quafl.record.rows import Growing
 from quafl.record.summary import RunError
 from quafl.run.folders import RunFolder, held
 from quafl.run.jobs import Job, News, Outcome, compute
+from quafl.run.tracking import Tracked, Tracking
 from quafl.tasks.precision import one_thread
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -59,7 +61,8 @@ def run(
 
     with (
         held(folder.path for folder in folders),
-        closing(_finished(jobs, processes, ray, tell, given_up)) as finished,  # whatever happens, its workers end
+        _tracked(tell) as tell_all,
+        closing(_finished(jobs, processes, ray, tell_all, given_up)) as finished,  # whatever happens, its workers end
     ):
         for folder, job, outcome in finished:
             folder.add(job.seed, outcome)
@@ -68,6 +71,22 @@ def run(
         for folder in folders
         for seed, trouble in folder.troubles.items()
     ]
+
+
+@contextmanager
+def _tracked(on_news: Callable[[Job, News], None]) -> Iterator[Callable[[Job, News], None]]:
+    """Rows are news, and go to the trackers that the settings name, too."""
+
+    def tell(job: Job, word: News) -> None:
+        on_news(job, word)
+        trackers = job.settings.run.track
+        if trackers and not isinstance(word, str):
+            settings = tomllib.loads(job.settings.to_toml())
+            run = Tracked(job.checkpoint.parent, job.settings.label, job.seed, settings)
+            tracking.send(run, trackers, word)
+
+    with closing(Tracking()) as tracking:
+        yield tell
 
 
 _Finished: TypeAlias = Generator[tuple[RunFolder, Job, Outcome], None, None]

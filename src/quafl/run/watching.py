@@ -7,10 +7,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from quafl.record.attendance import STATUS
 from quafl.record.rows import Row, by_seed, read_rows
 from quafl.record.summary import ROWS, SETTINGS, RecordError, sent
 
-STATUS = "status.json"  # of a federation
 SO_FAR = "rows-seed{seed}.csv"  # of a seed that is not finished
 
 

@@ -1,6 +1,6 @@
 """What all sections of a settings file share."""
 
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -13,6 +13,7 @@ Raw: TypeAlias = dict[str, Any]
 Positive: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share: TypeAlias = Annotated[float, Field(ge=0, le=1)]
+Tracker: TypeAlias = Literal["tensorboard", "mlflow", "wandb"]  # see run.tracking
 
 
 class Section(BaseModel):

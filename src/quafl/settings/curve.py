@@ -84,8 +84,8 @@ class Settings(Section):
         return task, Simulation(*parts, given=given, executor=executor or self.run.executor)
 
     def only(self, *seeds: int) -> Self:
-        """It with these seeds, none of which depends on what others there are to be, nor on where code is."""
-        run = self.run.model_copy(update={"seeds": list(seeds)})
+        """It with these seeds, none of which depends on what others there are to be, where code is, or who is told."""
+        run = self.run.model_copy(update={"seeds": list(seeds), "track": None})
         return self.model_copy(update={"run": run, "modules": None})
 
     def sources(self) -> str:

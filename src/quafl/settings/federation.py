@@ -14,7 +14,7 @@ from quafl.protocol.client import Terms
 from quafl.protocol.members import Limits
 from quafl.protocol.messages import HELLO_SECONDS
 from quafl.settings.algorithms import DEFAULT, LABELS, Algorithms
-from quafl.settings.base import NotNegative, Positive, Section
+from quafl.settings.base import NotNegative, Positive, Section, Tracker
 from quafl.settings.codecs import DEFAULT as DEFAULT_CODEC
 from quafl.settings.codecs import CodecChoice
 from quafl.settings.defence import FederationDefence
@@ -72,10 +72,12 @@ class FederationRun(Section):
     checkpoint_seconds: NotNegative = 10.0
     average: NotNegative = 0.0  # time constant of the average of models that is evaluated and exported; 0: none
     seed: int = 0
+    track: list[Tracker] | None = None  # where evaluations are sent, too
 
     def build(self) -> Goals:
         """The server's goals."""
-        return Goals(**{name: getattr(self, name) for name in type(self).model_fields if name != "clock"})
+        others = "clock", "track"
+        return Goals(**{name: getattr(self, name) for name in type(self).model_fields if name not in others})
 
 
 class FederationSettings(Section):

@@ -8,7 +8,7 @@ import torch
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from quafl import sim
-from quafl.settings.base import NotNegative, Positive, Section, Share
+from quafl.settings.base import NotNegative, Positive, Section, Share, Tracker
 from quafl.sim import World
 from quafl.sim.executors import ExecutorName
 from quafl.tasks.precision import Precision
@@ -110,6 +110,7 @@ class Run(Section):
     device: str = "cpu"  # or "cuda", "cuda:1": where models, data and messages are
     executor: ExecutorName = "auto"  # how local steps are computed; on a GPU, what a measurement finds fastest
     precision: Precision = "float32"  # of gradients; models, averages and codecs are float32
+    track: list[Tracker] | None = None  # where evaluations are sent, too
 
     @field_validator("device")
     @classmethod
