@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from quafl.core.descent import Descent
     from quafl.core.optim import Schedule
     from quafl.core.seams import Algorithm, Optimizer, Task
-    from quafl.record.attendance import Attendance
+    from quafl.record.attendance import Attendance, Event
     from quafl.record.evaluations import Diverged
     from quafl.record.rows import Row
     from quafl.record.summary import Curve, RecordError, RunError
@@ -59,7 +59,7 @@ _HOMES = {
     "quafl.core.descent": ("Descent",),
     "quafl.core.optim": ("Schedule",),
     "quafl.core.seams": ("Algorithm", "Optimizer", "Task"),
-    "quafl.record.attendance": ("Attendance",),
+    "quafl.record.attendance": ("Attendance", "Event"),
     "quafl.record.evaluations": ("Diverged",),
     "quafl.record.rows": ("Row",),
     "quafl.record.summary": ("Curve", "RecordError", "RunError"),
@@ -96,6 +96,7 @@ __all__ = [
     "Descent",
     "Difference",
     "Diverged",
+    "Event",
     "ExecutorName",
     "FedAsync",
     "FedAvg",
