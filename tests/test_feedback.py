@@ -5,7 +5,7 @@ import torch
 from test_codecs import rng
 from worlds import world
 
-from quafl import FedAvg, FedBuff, Lattice, QuAFL, sgd
+from quafl import SCAFFOLD, Calibrated, FedAvg, FedBuff, Lattice, QuAFL, sgd
 from quafl.codec import Codecs, Difference, TopK
 from quafl.codec.coders import coders_for
 from quafl.core.buffer import Up
@@ -51,6 +51,12 @@ def test_with_feedback_a_quarter_of_the_coordinates_leads_near_the_minimum_and_w
     with_it, without = (away(Codecs(up=TopK(share=0.25, feedback=yes), down=down)) for yes in (True, False))
     assert with_it < 0.5
     assert without > 3
+
+
+def test_what_clients_remember_as_it_arrived_is_not_given_back_to_them() -> None:
+    for algorithm, count in (FedBuff(), 1), (SCAFFOLD(), 1), (Calibrated(), 0):  # SCAFFOLD: of the model, not of Δc_i
+        coder = coders_for(algorithm, Codecs(up=TopK(), down=Lattice())).up
+        assert len(coder.nothing_left_out(torch.empty(3))) == count
 
 
 def test_a_codec_of_differences_is_refused_on_the_way_down() -> None:

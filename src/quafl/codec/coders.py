@@ -36,12 +36,17 @@ class Coder:
 
     A vector near something that the receiver alone knows is decoded with that as the key; one near what both ends know,
     with that, or as a difference from it; a displacement with zero. What a codec without keys needs of this is nothing.
+
+    With feedback, what a message leaves out of a vector is given back to its sender. Displacements that the sender's
+    algorithm `remembers` as they arrived need none: what is left out of them is in the next one by itself.
     """
 
-    def __init__(self, message: type[Message], codec: Codec) -> None:
+    def __init__(self, message: type[Message], codec: Codec, *, remembers: bool = False) -> None:
         self.message = message
         self.vectors = message.vectors()
         self._codec = codec
+        given_back = [one for one in self.vectors if codec.feedback and not (remembers and one.near is None)]
+        self._given_back = {one.name: place for place, one in enumerate(given_back)}
         if not codec.whole and any(isinstance(one.near, Own) for one in self.vectors):
             raise ValueError(
                 f"codec is {codec}, which codes differences from what both ends have; of what the server sends, they "
@@ -69,8 +74,8 @@ class Coder:
         return any(map(self._is_difference, self.vectors))
 
     def nothing_left_out(self, like: Tensor) -> tuple[Tensor, ...]:
-        """What a client that has sent nothing yet has left out: zeros, where the codec gives that back to it."""
-        return tuple(torch.zeros_like(like) for _ in self.vectors) if self._codec.feedback else ()
+        """What a client that has sent nothing yet has left out: zeros for each vector that is given back."""
+        return tuple(torch.zeros_like(like) for _ in self._given_back)
 
     def _is_difference(self, vector: Vector) -> bool:
         return self._codec.difference and isinstance(vector.near, Heard)
@@ -100,19 +105,19 @@ class Coder:
         heard: Message | None = None,
         name: int = 0,
     ) -> tuple[Parcel, tuple[Tensor, ...]]:
-        """The same with what earlier messages have left out, a vector each, or nothing; and what this one leaves
-        out."""
+        """The same with what earlier messages have left out, or with nothing; and what this one leaves out."""
         packets, left = [], []
         for place, vector in enumerate(self.vectors):
             x = getattr(message, vector.name)
             if self._is_difference(vector):
                 x = x - getattr(heard, vector.near.name)  # type: ignore[union-attr]  # it is Heard
-            if left_out:
-                x = x + left_out[place]
+            given_back = self._given_back.get(vector.name) if left_out else None
+            if given_back is not None:
+                x = x + left_out[given_back]
             exact = message.statistics if place == 0 else None
             packet = self._codec.encode(x, rng, distance=distances.get(vector.name, 0.0), exact=exact)
             packets.append(replace(packet, near=self._near(vector, name)))
-            if left_out:
+            if given_back is not None:
                 left.append(x - self._codec.decode(packet, key=x))
         numbers = tuple(getattr(message, one.name) for one in message.numbers())
         return Parcel(tuple(packets), numbers), tuple(left)
@@ -168,4 +173,5 @@ class Coders(NamedTuple):
 def coders_for(algorithm: Algorithm, codec: Codec | Codecs) -> Coders:
     """For one codec both ways, or for one each way."""
     up, down = codec if isinstance(codec, Codecs) else (codec, codec)
-    return Coders(Coder(algorithm.records.up, up), Coder(algorithm.records.down, down))
+    remembers = algorithm.applied is not None
+    return Coders(Coder(algorithm.records.up, up, remembers=remembers), Coder(algorithm.records.down, down))
