@@ -151,21 +151,29 @@ def _score(row: Row) -> str:
 def conclude(curves: list[Curve], page: Path) -> None:
     """The closing table, who came first, and the page."""
     curves = _in_order(curves, page)
-    headings, lines = reporting.table(curves)
-    table = Table(
-        title=f"Mean ± standard deviation over {reporting.seeds_of(curves)}",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        collapse_padding=True,
-    )
-    for number, heading in enumerate(headings[: 1 + reporting.BRIEF]):
-        table.add_column(heading, justify="right" if number else "left", no_wrap=True)
-    for cells in lines:
-        table.add_row(*map(escape, cells[: 1 + reporting.BRIEF]))
-    console.print(table)
+    console.print(_table(curves))
     console.print(verdict(curves), markup=False, highlight=False)
     picture = _write(curves, page)
     console.print(f"Curves and settings: {page} (the first figure alone: {picture})", highlight=False, soft_wrap=True)
+
+
+def _table(curves: list[Curve]) -> Table:
+    """As many columns as fit the terminal."""
+    headings, lines = reporting.table(curves)
+    for count in range(1 + reporting.BRIEF, 1, -1):
+        table = Table(
+            title=f"Mean ± standard deviation over {reporting.seeds_of(curves)}",
+            box=box.SIMPLE_HEAD,
+            pad_edge=False,
+            collapse_padding=True,
+        )
+        for number, heading in enumerate(headings[:count]):
+            table.add_column(heading, justify="right" if number else "left", no_wrap=True)
+        for cells in lines:
+            table.add_row(*map(escape, cells[:count]))
+        if console.measure(table, options=console.options.update(width=1000)).maximum <= console.width:
+            break
+    return table
 
 
 def conclude_as_json(curves: list[Curve], page: Path | None) -> None:
