@@ -30,7 +30,7 @@ test: lint ## Check format, lint, types, and run all tests
 test-federation: $(INSTALLED) ## Test and attack federations of real processes: joins, crashes, intruders, a slow link (minutes)
 	$(BIN)/pytest $(FEDERATED:%=tests/test_%.py) -m "" --timeout 300
 
-rehearse: $(INSTALLED) ## Rehearse the protocol under 10,000 schedules of faults (ten minutes on two cores)
+rehearse: $(INSTALLED) ## Rehearse the protocol under 10,000 schedules of faults (some minutes on two cores)
 	$(BIN)/python -m quafl.rehearsal --schedules 10000 --processes 2
 
 lint: $(INSTALLED)
