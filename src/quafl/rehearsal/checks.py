@@ -148,6 +148,9 @@ class Checks:
             self._lost.clear()
             self._gaps += 1
             self._faults.happened["history lost to a full disk"] += 1
+            for party in self._clients.values():
+                if party.machine is not None and party.machine.client is None:  # it has not taken up its state yet
+                    self.client_begins(party)
         self._totals, self._balance, self._reached = {}, (-1, 0), False
         machine.on_entry = self._entry
 
