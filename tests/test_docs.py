@@ -1,6 +1,7 @@
 """What the documentation shows is true: its code runs, its settings are read, its commands exist, its links lead there."""
 
 import re
+import runpy
 import shlex
 import sys
 import tomllib
@@ -136,3 +137,8 @@ def test_every_page_is_in_the_sites_navigation_or_is_a_figures() -> None:
     for page in PAGES:
         place = page.relative_to(ROOT / "docs").as_posix()
         assert f" {place}\n" in site or place.startswith("results/paper/"), place
+
+
+def test_the_table_of_all_settings_is_what_the_reader_knows() -> None:
+    made = runpy.run_path(str(ROOT / "docs" / "site" / "settings.py"))
+    assert made["PAGE"].read_text(encoding="utf-8") == made["text"](), "run: python docs/site/settings.py"
