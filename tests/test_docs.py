@@ -51,11 +51,10 @@ def forgotten(modules: set[str]) -> Iterator[None]:
             sys.modules.pop(module, None)
 
 
-def settings(block: Block, page: Path, beside: Path) -> object:
-    """What the reader makes of it; a file that a server is started with is a federation's."""
+def settings(block: Block, beside: Path) -> object:
+    """What the reader makes of it; fed.toml is what a federation's server is started with."""
     raw = tomllib.loads(block.text)
-    federated = bool(block.title) and f"--settings {block.title}" in page.read_text(encoding="utf-8")
-    return federation_of(raw, beside) if federated else curves_of(raw, beside=beside)
+    return federation_of(raw, beside) if block.title == "fed.toml" else curves_of(raw, beside=beside)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +74,7 @@ def test_the_code_of_a_page_runs_and_its_settings_are_read(
             if block.language == "python" and not block.title:
                 exec(compile("\n" * (block.line + 1) + block.text, name(page), "exec"), names)
             elif block.language == "toml":
-                assert settings(block, page, tmp_path)
+                assert settings(block, tmp_path)
 
 
 def commands(page: Path) -> list[list[str]]:
