@@ -36,7 +36,7 @@ rehearse: $(INSTALLED) ## Rehearse the protocol under 10,000 schedules of faults
 docs: $(INSTALLED) ## Build the documentation site, build/site/index.html (half a minute)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	$(BIN)/python docs/site/settings.py
-	$(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .

@@ -87,7 +87,9 @@ def page(wanted: Reproduction) -> list[str]:
     lines = [f"# {name}", "", f"{PARTS[figure.part]}: {figure.setting}.{instead} [All figures](../paper.md).", ""]
     if not path.exists():
         claims = "; ".join(claim.text for claim in figure.claims) or "who is first where"
-        beside = [f" In its place: [{one}]({one}.md)." for one in figures() if load_figure(one).figure.instead_of == name]
+        beside = [
+            f" In its place: [{one}]({one}.md)." for one in figures() if load_figure(one).figure.instead_of == name
+        ]
         return [*lines, f"Claim: {claims}. **Not yet run**: `quafl reproduce {name}`.{''.join(beside)}", ""]
     found = json.loads(path.read_text(encoding="utf-8"))
     if "first" in found:

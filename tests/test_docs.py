@@ -17,7 +17,9 @@ from quafl.settings.reading import curves_of, federation_of
 
 ROOT = Path(__file__).parents[1]
 KEPT_OUT = "docs/results/regimes", "docs/results/paper/remarks"  # parts of generated pages
-PAGES = sorted(page for page in (ROOT / "docs").rglob("*.md") if page.parent not in [ROOT / folder for folder in KEPT_OUT])
+PAGES = sorted(
+    page for page in (ROOT / "docs").rglob("*.md") if page.parent not in [ROOT / folder for folder in KEPT_OUT]
+)
 TEXTS = [*PAGES, *(ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md"))]
 FENCE = re.compile(r'^```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"^ *(?:\S*/bin/)?quafl +(\S.*)$", re.MULTILINE)
@@ -38,7 +40,9 @@ def name(path: Path) -> str:
 
 def blocks(page: Path) -> list[Block]:
     text = page.read_text(encoding="utf-8")
-    return [Block(found[1], found[2] or "", found[3], text.count("\n", 0, found.start())) for found in FENCE.finditer(text)]
+    return [
+        Block(found[1], found[2] or "", found[3], text.count("\n", 0, found.start())) for found in FENCE.finditer(text)
+    ]
 
 
 @contextmanager
@@ -117,7 +121,9 @@ def anchors(page: Path) -> set[str]:
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
     headings = re.findall(r"^#+ +(.*?) *$", text, flags=re.MULTILINE)
     plain = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading) for heading in headings]
-    return {re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in plain} | set(re.findall(r'id="([^"]+)"', text))
+    return {re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in plain} | set(
+        re.findall(r'id="([^"]+)"', text)
+    )
 
 
 @pytest.mark.parametrize("page", TEXTS, ids=name)
@@ -141,3 +147,12 @@ def test_every_page_is_in_the_sites_navigation_or_is_a_figures() -> None:
 def test_the_table_of_all_settings_is_what_the_reader_knows() -> None:
     made = runpy.run_path(str(ROOT / "docs" / "site" / "settings.py"))
     assert made["PAGE"].read_text(encoding="utf-8") == made["text"](), "run: python docs/site/settings.py"
+
+
+def test_the_errors_of_the_faq_are_the_codes_own() -> None:
+    code = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py"))
+    said = re.sub(r'"\n\s+f?"', "", code)  # a text in several pieces
+    titles = re.findall(r"^### `(.*)`$", (ROOT / "docs" / "faq.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert titles
+    for part in (part for title in titles for part in title.split("…")):
+        assert part in said, part

@@ -1,6 +1,6 @@
 """docs/settings.md: every setting, its type and its default, from the models that read them.
 
-    python docs/site/settings.py
+python docs/site/settings.py
 """
 
 import inspect
