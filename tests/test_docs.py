@@ -1,4 +1,4 @@
-"""What the documentation shows is true: its code runs, its settings are read, its commands exist, its links lead there."""
+"""What the documentation shows is true: code runs, settings are read, commands exist, links lead somewhere."""
 
 import re
 import runpy

@@ -23,9 +23,9 @@ PAGE = Path(__file__).parents[1] / "settings.md"
 INTRODUCTION = """\
 # All settings
 
-A settings file is TOML. Each key below belongs to a section; a key that is not here is refused. `--set SECTION.KEY=VALUE`
-changes one on the command line. A section `[curves."name"]` may hold any of them for one curve. Keys that several
-algorithms, codecs or tasks share are listed with each value of `name` that has them.
+A settings file is TOML. Each key belongs to a section; an unknown one is refused. `--set SECTION.KEY=VALUE` changes one
+on the command line. A section `[curves."name"]` may hold any of them for one curve. `make` in place of a `name` brings
+[code of your own](own.md). *federation:* marks sections of the file that `quafl server` is started with.
 
 What the keys mean at length: [algorithms](algorithms/README.md), [codecs](codec.md), [clients, data, runs](worlds.md),
 [federations](federation.md). This page is generated: `make docs`.
@@ -72,6 +72,7 @@ def remarks(section: type[Section]) -> dict[str, str]:
 
 
 def default(value: Any) -> str:
+    """As a file has it."""
     if value is PydanticUndefined:
         return "needed"
     if value is None:
@@ -113,10 +114,16 @@ def rows() -> list[str]:
             rest = (place, key, default(field.default), allowed(schema[key]), said.get(key, "").replace("|", "\\|"))
             found.setdefault(rest, []).append(f'`"{name}"`' if name else "")
     counts = {place: sum(one[0] == place for one in sections()) for place, *_ in sections()}
-    return [
-        f"| `[{place}]` | {'all' if len(names) == counts[place] > 1 else ', '.join(names)} | `{key}` | {' | '.join(rest)} |"
-        for (place, key, *rest), names in found.items()
-    ]
+    lines = []
+    for (place, key, *rest), names in found.items():
+        whose = "all" if len(names) == counts[place] > 1 else ", ".join(names)
+        lines.append(f"| {_shown(place)} | {whose} | `{key}` | {' | '.join(rest)} |")
+    return lines
+
+
+def _shown(place: str) -> str:
+    kind, _, section = place.rpartition(": ")
+    return f"*{kind}:* `[{section}]`" if kind else f"`[{section}]`"
 
 
 def text() -> str:
