@@ -26,8 +26,8 @@ from quafl.settings.figures import Reproduction, figures, load_figure
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 INTRODUCTION = """\
 Every figure of the paper is a command: `quafl reproduce --list`. A claim is fixed in the figure's preset before the
-runs. It *holds* if the 95 % interval over seeds lies on the right side, *does not hold* if it lies on the wrong side, and is
-*undecided* otherwise ([how to read the numbers](paper/reading.md)). This page and the figures' pages are made by
+runs. It *holds* if the 95 % interval over seeds lies on the right side, *does not hold* if it lies on the wrong side,
+and is *undecided* otherwise ([how to read the numbers](paper/reading.md)). This page and the figures' pages are made by
 `python benchmarks/paper.py`."""
 HOW = "run.executor=", "run.precision="  # that a figure may be run with: its numbers are the same but for rounding
 VERDICTS = "holds", "undecided", "does not hold"
