@@ -5,7 +5,7 @@ INSTALLED := .venv/installed
 FEDERATED := provision streams federation taking_part server_side client_side restarts defence flare processes attacks
 
 .DEFAULT_GOAL := help
-.PHONY: help demo federation test test-federation lint rehearse bench-codec bench-sim bench-gpu bench-federation bench-attacks record-tasks \
+.PHONY: help demo federation test test-federation lint docs rehearse bench-codec bench-sim bench-gpu bench-federation bench-attacks record-tasks \
   tune-demo format clean
 
 help: ## Show this help
@@ -32,6 +32,11 @@ test-federation: $(INSTALLED) ## Test and attack federations of real processes: 
 
 rehearse: $(INSTALLED) ## Rehearse the protocol under 10,000 schedules of faults (some minutes on two cores)
 	$(BIN)/python -m quafl.rehearsal --schedules 10000 --processes 2
+
+docs: $(INSTALLED) ## Build the documentation site, build/site/index.html (half a minute)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(BIN)/python docs/site/settings.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .

@@ -1,10 +1,10 @@
-"""docs/results/paper.md from what `quafl reproduce` has left.
+"""docs/results/paper.md, and a page for each figure in docs/results/paper, from what `quafl reproduce` has left.
 
     python benchmarks/paper.py [FOLDER]
 
 The folder is runs/paper by default. Of each figure that has been run, its picture, its rows and its verdict are copied
-beside the page; what has been published before and is not in the folder stays. What is to be said about a result stands
-in a file of its own there, ID.md, and what is to be said about all of them in summary.md.
+beside its page; what has been published before and is not in the folder stays. What is to be said about a result stands
+in remarks/ID.md there, what is to be said about all of them in remarks/summary.md; links in both count from the page.
 """
 
 import json
@@ -12,51 +12,26 @@ import shlex
 import shutil
 import sys
 from collections import Counter
+from collections.abc import Sequence
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from quafl.record.maps import NOBODY
 from quafl.record.rows import read_rows
-from quafl.run.figures import BESIDE, PICTURE, TABLE, VERDICT, fingerprint
+from quafl.run.figures import BESIDE, NOT_THE_FIGURE, PICTURE, TABLE, VERDICT, fingerprint
+from quafl.settings.curve import Settings
 from quafl.settings.figures import Reproduction, figures, load_figure
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 INTRODUCTION = """\
 Every figure of the paper is a command: `quafl reproduce --list`. A claim is fixed in the figure's preset before the
-runs. It *holds* when the 95 % interval (Student's) of the paired difference between seeds excludes zero on the right
-side, *does not hold* on the wrong side, and is *undecided* otherwise. That something is "no worse", or "about" so much,
-has a margin, fixed as well: the tables say where the interval has to be. A claim of several parts holds if all of them
-do. No interval is corrected for there being many of them, and figures that show the same runs are not independent.
-Five seeds are the presets' wish, and three what the GPU time allowed at first. Where a command says `--seeds 5`, two
-were added when the first three had been seen: such an interval excludes zero by chance more often than its 5 %.
-*Beside the claims* are questions of our own, most of them asked after the runs; they are no part of the verdict.
-
-This page is made by `python benchmarks/paper.py`."""
-READING = """\
-## How to read the numbers
-
-- *Time to* a target is that of the first evaluation that reaches it, and as coarse as evaluations and rounds are. Of a
-  seed that never gets there, only that it is later than its end is known: the least that can be said counts, and is
-  marked `at least`. `A before B` is by how much A is better.
-- `area` is the mean up to the common end, `end` the mean over the last tenth, `rise` the largest rise between two
-  evaluations after the first tenth; `deviation` is the standard deviation of the ends, with its interval by the χ² law.
-- Numbers of curves are mean ± standard deviation over seeds, and so are the bands of pictures; those *to* a target are
-  of the seeds that arrived. All curves of a figure end at the same time, so by megabytes some end before others; where
-  they end more than four times apart, that axis is logarithmic. *Megabytes* are all that was sent, both ways; the
-  Baseline sends nothing. A *zero-step contact* is one at which a client had not finished a single step since the last;
-  *messages refined* needed more bits to be decoded. *Seconds a seed* are those on the wall, beside other runs on the
-  same device and with what was compiled first.
-- QuAFL's clients compute during an exchange; those of FedBuff, FedAsync and FedAvg wait for the model. That is the
-  paper's model of time. With `wait = 0` QuAFL's first round meets clients that have not taken a step yet.
-- Where evaluations are a round apart, a model counts until the next one is there; where there were other models between
-  two evaluations, the line between them is straight. `area` is taken of that.
-- Learning rates were tuned once for each kind of task, or taken from the paper; presets say which.
-- On a GPU, a seed gave the same bits twice in one sitting, and, compiled anew on another machine, first other last
-  bits and in the end another run. Such runs differ by a fifth to a third of what seeds differ by: with standard
-  deviations of 0.45 and 1.27 points on CIFAR-10 up to time 6000 (QuAFL in `time` and in `compression-cifar10`), of
-  0.07 and 0.3 on Fashion-MNIST up to 2000 (QuAFL in `accuracy-vs-time-fmnist` and in `full_convergence`). That is a
-  noise in all comparisons here."""
+runs. It *holds* if the 95 % interval over seeds lies on the right side, *does not hold* if it lies on the wrong side,
+and is *undecided* otherwise ([how to read the numbers](paper/reading.md)). This page and the figures' pages are made by
+`python benchmarks/paper.py`."""
 HOW = "run.executor=", "run.precision="  # that a figure may be run with: its numbers are the same but for rounding
+VERDICTS = "holds", "undecided", "does not hold"
+OLD_DEFAULTS = ("name", "lattice"), ("spread", 6.0)
 PARTS = {"main": "The paper's main body", "appendix": "The paper's appendix", "beyond": "Beyond the paper"}
 
 
@@ -105,14 +80,16 @@ def findings(heading: str, claims: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def section(wanted: Reproduction) -> list[str]:
+def page(wanted: Reproduction) -> list[str]:
     name, figure = wanted.name, wanted.figure
     path = RESULTS / "paper" / f"{name}.json"
     instead = f" In place of `{figure.instead_of}`, whose data not everybody can have." if figure.instead_of else ""
-    lines = [f"### {name}", "", f"{figure.setting}.{instead}", ""]
+    lines = [f"# {name}", "", f"{PARTS[figure.part]}: {figure.setting}.{instead} [All figures](../paper.md).", ""]
     if not path.exists():
         claims = "; ".join(claim.text for claim in figure.claims) or "who is first where"
-        beside = [f" In its place: [{one}](#{one})." for one in figures() if load_figure(one).figure.instead_of == name]
+        beside = [
+            f" In its place: [{one}]({one}.md)." for one in figures() if load_figure(one).figure.instead_of == name
+        ]
         return [*lines, f"Claim: {claims}. **Not yet run**: `quafl reproduce {name}`.{''.join(beside)}", ""]
     found = json.loads(path.read_text(encoding="utf-8"))
     if "first" in found:
@@ -151,58 +128,75 @@ def section(wanted: Reproduction) -> list[str]:
             lines += ["", "Learning rates are the paper's, and not tuned."]
     if "fewest bits" in found:
         lines += ["", f"The fewest bits within one standard deviation of 32: **{found['fewest bits']}**."]
-    remark = path.with_suffix(".md")
+    remark = path.parent / "remarks" / f"{name}.md"
     if remark.exists():
         lines += ["", *remark.read_text(encoding="utf-8").splitlines()]
     settings = [curve for cell in wanted.cells for curve in cell.curves] or wanted.curves
-    if found["settings"] != fingerprint(settings):
+    if found["settings"] not in (fingerprint(settings), earlier(settings)):
         lines += ["", "**The preset has been changed since**: this is what came out before."]
     rows = figure.of or name
     made = found["made with"]
     where = made["device"] if made.get("device") != "cpu" else f"a CPU ({made['platform']})"
     places = [f"{name}.png", *(f"{name}-{picture}" for picture in BESIDE.values())]
-    pictures = [f"![{place}](paper/{place})" for place in places if path.with_name(place).exists()]
+    pictures = [f"![{place}]({place})" for place in places if path.with_name(place).exists()]
     lines += ["", *pictures, ""]
     lines += [
         f"`{found['command']}`, {made['date']}, {where}, {made.get('precision', 'float32')}, torch {made['torch']};"
     ]
-    lines += [f"[rows](paper/{rows}.csv), [verdict](paper/{name}.json).", ""]
+    lines += [f"[rows]({rows}.csv), [verdict]({name}.json).", ""]
     return lines
 
 
-def words(path: Path) -> str:
-    """What is said of a figure in a line: each of its claims has its verdict."""
+def earlier(curves: Sequence[Settings]) -> str:
+    """The fingerprint of the same settings when a lattice with a spread of 6 was the default, which presets now spell
+    out: what was run before that is recorded with it."""
+    parts = []
+    for curve in curves:
+        plain = curve.model_dump(mode="json", exclude_defaults=True)
+        plain["run"] = {key: value for key, value in plain.get("run", {}).items() if key not in NOT_THE_FIGURE}
+        codec = _without_old_defaults(plain.pop("codec", {}))
+        parts.append(json.dumps(plain | ({"codec": codec} if codec else {}), sort_keys=True))
+    return blake2b("\n".join(parts).encode(), digest_size=6).hexdigest()
+
+
+def _without_old_defaults(codec: dict[str, Any]) -> dict[str, Any]:
+    kept = {key: value for key, value in codec.items() if (key, value) not in OLD_DEFAULTS}
+    for way in {"up", "down"} & kept.keys():
+        kept[way] = {key: value for key, value in kept[way].items() if (key, value) != ("spread", 6.0)}
+    return kept
+
+
+def verdicts(path: Path) -> list[str]:
+    """How many claims of a figure hold, are undecided, and do not hold."""
     if not path.exists():
-        return "not yet run"
-    found = json.loads(path.read_text(encoding="utf-8"))
-    return "; ".join(f"**{claim['verdict']}**: {claim['claim']}" for claim in found.get("claims", [])) or "a map"
+        return ["not yet run", "", ""]
+    claims = json.loads(path.read_text(encoding="utf-8")).get("claims")
+    if claims is None:
+        return ["a map", "", ""]
+    counted = Counter(claim["verdict"] for claim in claims)
+    return [str(counted[word] or "") for word in VERDICTS]
 
 
 def main(runs: Path) -> None:
     names = figures()
     for name in names:
         publish(name, runs)
+    folder = RESULTS / "paper"
     lines = [
         "# The paper, reproduced",
         "",
         *INTRODUCTION.splitlines(),
         "",
-        *(RESULTS / "paper" / "summary.md").read_text(encoding="utf-8").splitlines(),
+        *(folder / "remarks" / "summary.md").read_text(encoding="utf-8").splitlines(),
         "",
-        "| figure | | verdict |",
-        "|---|---|---|",
+        f"| figure | | {' | '.join(VERDICTS)} |",
+        "|---|---|---|---|---|",
     ]
-    wanted = [load_figure(name) for name in names]
-    for one in wanted:
-        verdict = words(RESULTS / "paper" / f"{one.name}.json")
-        lines.append(f"| [{one.name}](#{one.name.lower()}) | {one.figure.setting} | {verdict} |")
-    lines += ["", *READING.splitlines()]
-    for part, title in PARTS.items():
-        lines += ["", f"## {title}", ""]
-        for one in wanted:
-            if one.figure.part == part:
-                lines += section(one)
-    (RESULTS / "paper.md").write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
+    for one in map(load_figure, names):
+        link = f'<a id="{one.name.lower()}"></a>[{one.name}](paper/{one.name}.md)'
+        lines.append(f"| {link} | {one.figure.setting} | {' | '.join(verdicts(folder / f'{one.name}.json'))} |")
+        (folder / f"{one.name}.md").write_text("\n".join(page(one)).rstrip() + "\n", encoding="utf-8")
+    (RESULTS / "paper.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
