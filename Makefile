@@ -5,7 +5,7 @@ INSTALLED := .venv/installed
 FEDERATED := provision streams federation taking_part server_side client_side restarts defence flare processes attacks
 
 .DEFAULT_GOAL := help
-.PHONY: help demo federation test test-federation lint docs rehearse bench-codec bench-sim bench-gpu bench-federation bench-attacks record-tasks \
+.PHONY: help demo federation test test-federation test-wheel lint docs rehearse bench-codec bench-sim bench-gpu bench-federation bench-attacks record-tasks \
   tune-demo format clean
 
 help: ## Show this help
@@ -30,6 +30,10 @@ test: lint ## Check format, lint, types, and run all tests
 test-federation: $(INSTALLED) ## Test and attack federations of real processes: joins, crashes, intruders, a slow link (minutes)
 	$(BIN)/pytest $(FEDERATED:%=tests/test_%.py) -m "" --timeout 300
 
+test-wheel: $(INSTALLED) ## Build the wheel and the sdist, install each into an empty environment, and run it (a minute)
+	$(BIN)/pip install --quiet --disable-pip-version-check 'setuptools>=77'
+	$(BIN)/pytest tests/test_wheel.py -m wheel --timeout 300
+
 rehearse: $(INSTALLED) ## Rehearse the protocol under 10,000 schedules of faults (some minutes on two cores)
 	$(BIN)/python -m quafl.rehearsal --schedules 10000 --processes 2
 
@@ -38,7 +42,7 @@ docs: $(INSTALLED) ## Build the documentation site, build/site/index.html (half 
 	$(BIN)/python docs/site/settings.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
-lint: $(INSTALLED)
+lint: $(INSTALLED) ## Check format, lint and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy

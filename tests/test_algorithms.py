@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
 from math import inf
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -14,7 +13,7 @@ from torch.nn import functional
 from worlds import NEVER, steady, world
 
 import quafl
-from quafl import Absence, Lattice, Plan, Simulation, adam, momentum, sgd
+from quafl import Absence, Lattice, Simulation, adam, momentum, sgd
 from quafl.codec import QSGD, Identity, wire
 from quafl.codec.seams import Codec, Codecs
 from quafl.core import (
@@ -32,13 +31,14 @@ from quafl.core import (
 )
 from quafl.core.client import newcomers
 from quafl.core.messages import Message
-from quafl.core.seams import Algorithm, Optimizer, Task
-from quafl.record import checkpoints
+from quafl.core.seams import Algorithm, Optimizer
 from quafl.record.rows import Row
-from quafl.sim import Diverged, World
+from quafl.sim import Diverged
 from quafl.sim.piecewise import Piecewise
 from quafl.sim.speeds import Constant
 from quafl.tasks import Quadratic, Supervised, digits, partition
+from quafl.testing import algorithms
+from quafl.testing.algorithms import quadratic, simulation
 
 
 class Entry(NamedTuple):
@@ -83,24 +83,14 @@ EACH = pytest.mark.parametrize("entry", TABLE.values(), ids=TABLE.keys())
 EACH_FILE = pytest.mark.parametrize(  # for what takes long
     "name", ["QuAFL", "Calibrated", "FedAvg", "FedBuff", "CA2FL", "FAVANO", "FedNova", "SCAFFOLD", "FedAsync"]
 )
+ELSEWHERE = algorithms.learns, algorithms.resumes, algorithms.survives_broken_clients  # in tests of their own
+CONTRACT = [check for check in algorithms.CHECKS if check not in ELSEWHERE]
 OPTIMIZERS = {"sgd": sgd(0.1), "momentum": momentum(0.01), "adam": adam(0.03)}
 TAKEN = {
     f"{name} with {optimizer}": (entry, OPTIMIZERS[optimizer])
     for name, entry in TABLE.items()
     for optimizer in (OPTIMIZERS if name in ("QuAFL", "Calibrated", "FedAvg", "FedBuff") else ["sgd"])
 }
-
-
-def quadratic(n: int, dim: int = 30, spread: float = 0.0, noise: float = 0.0) -> Quadratic:
-    centers = 1 + spread * torch.randn(n, dim, generator=torch.Generator().manual_seed(3))
-    return Quadratic(torch.linspace(0.2, 1.0, dim), centers, noise=noise)
-
-
-def simulation(
-    task: Task, n: int, algorithm: Algorithm, codec: Codec | Codecs, optimizer: Optimizer | None = None, **changes: Any
-) -> Simulation:
-    plan = Plan(until=changes.pop("until", 400.0), every=changes.pop("every", 40.0), seed=changes.pop("seed", 0))
-    return Simulation(task, n, World(**changes), algorithm, codec, optimizer or sgd(0.1), plan)
 
 
 def rows(run: Simulation) -> list[Row]:
@@ -111,9 +101,19 @@ def rows(run: Simulation) -> list[Row]:
 
 @pytest.mark.parametrize(("entry", "optimizer"), TAKEN.values(), ids=TAKEN.keys())
 def test_finds_the_minimum_that_all_clients_share(entry: Entry, optimizer: Optimizer) -> None:
-    run = simulation(quadratic(8), 8, entry.make(sampled=3, local_steps=4), entry.codec, optimizer, until=800.0)
-    reached = rows(run)
-    assert reached[-1]["distance"] < 0.3 * reached[0]["distance"]
+    algorithms.learns(entry.make(sampled=3, local_steps=4), entry.codec, optimizer)
+
+
+@EACH
+@pytest.mark.parametrize("check", CONTRACT, ids=lambda check: check.__name__)
+def test_every_algorithm_keeps_the_contract(entry: Entry, check: algorithms.Check) -> None:
+    check(entry.make(sampled=3, local_steps=3), entry.codec, sgd(0.1))
+
+
+@EACH
+@pytest.mark.parametrize("strange", algorithms.STRANGE)
+def test_a_run_that_was_left_and_taken_up_again_has_the_same_rows(entry: Entry, strange: str) -> None:
+    algorithms.resumes_in(strange, entry.make(sampled=3, patience=60.0), entry.codec, entry.suited(adam(0.02)))
 
 
 @EACH_FILE
@@ -135,45 +135,6 @@ def test_learns_real_digits_from_clients_with_few_classes(name: str) -> None:
     statistics = result.model[1].state_dict()
     assert statistics["running_mean"].abs().sum() > 0  # the buffers have travelled
     assert int(statistics["num_batches_tracked"]) == 0  # and the counters have not
-
-
-@EACH
-def test_the_same_seed_gives_the_same_rows_and_another_gives_others(entry: Entry) -> None:
-    first, second, other = (
-        rows(simulation(quadratic(6, noise=0.3), 6, entry.make(sampled=3), entry.codec, seed=seed, until=150.0))
-        for seed in (4, 4, 5)
-    )
-    assert first == second
-    assert [row["loss"] for row in first] != [row["loss"] for row in other]
-
-
-STRANGE = {
-    "losses": {"unreachable": 0.3, "slow_step": 20.0},
-    "churn": {"present_for": 30.0, "away_for": 30.0},
-    "bandwidth": {"up_bandwidth": 100.0, "down_bandwidth": 300.0},
-}
-
-
-@EACH
-@pytest.mark.parametrize("changes", STRANGE.values(), ids=STRANGE.keys())
-def test_a_run_that_was_left_and_taken_up_again_has_the_same_rows(
-    entry: Entry, changes: dict[str, Any], tmp_path: Path
-) -> None:
-    def fresh() -> Simulation:
-        task = quadratic(6, spread=1.0, noise=0.3)
-        return simulation(
-            task, 6, entry.make(sampled=3, patience=60.0), entry.codec, entry.suited(adam(0.02)), until=300.0, **changes
-        )
-
-    straight = rows(fresh())
-    for stop in 1, 5:
-        left = fresh()
-        for _ in zip(range(1 + stop), left, strict=False):
-            pass
-        checkpoints.save(tmp_path / "checkpoint.pt", left.state())
-        again = fresh()
-        again.restore(checkpoints.load(tmp_path / "checkpoint.pt"))
-        assert rows(again) == straight
 
 
 @EACH_FILE
@@ -215,74 +176,16 @@ def test_bytes_counted_are_the_bytes_of_the_messages(entry: Entry) -> None:
 
 
 @EACH
-def test_a_client_that_leaves_keeps_its_state_and_comes_back_with_a_stale_base(entry: Entry) -> None:
-    """Client 0 is away from 50 to 250; what it knows does not change in between, and then does."""
-    away, task = [Absence(50.0, 250.0, [0])], quadratic(3, spread=1.0)
-    run = simulation(task, 3, entry.make(sampled=2, patience=30.0), entry.codec, absences=away, step_law="constant")
-    left, back, steps = list[Tensor](), list[Tensor](), list[int]()
-    for _ in run:
-        mine = run._fleet.clients[torch.tensor([0])]
-        if run.time > 50:
-            (left if run.time < 250 else back).append(mine.base[0].clone())
-            steps.append(int(mine.steps))
-            assert (0 in run._fleet.available().tolist()) == (run.time >= 250)
-    assert len(left) > 2
-    assert all(torch.equal(base, left[0]) for base in left)
-    assert not torch.equal(back[-1], left[0])
-    assert steps[-1] > steps[0]
-
-
-@EACH
-def test_clients_that_arrive_late_are_not_contacted_before(entry: Entry) -> None:
-    run = simulation(quadratic(4), 4, entry.make(sampled=2), entry.codec, absences=[Absence(0.0, 100.0, [0, 1])])
-    seen: set[int] = set()
-    for _ in run:
-        if run.time <= 100:
-            seen = set(run._fleet.clients._known)
-    assert seen == {2, 3}
-    assert set(run._fleet.clients._known) == {0, 1, 2, 3}
+def test_a_client_whose_progress_is_not_finite_is_named_once(entry: Entry, caplog: pytest.LogCaptureFixture) -> None:
+    algorithms.survives_broken_clients(entry.make(sampled=3, local_steps=3), entry.codec, sgd(0.1))
+    said = [record.getMessage() for record in caplog.records]
+    assert sum("client 1, round" in text for text in said) == sum("client 2, round" in text for text in said) == 1
 
 
 @EACH
 def test_the_server_waits_for_somebody_when_nobody_is_there(entry: Entry) -> None:
     run = simulation(quadratic(2), 2, entry.make(sampled=2), entry.codec, absences=[Absence(0.0, 90.0)], every=1.0)
-    reached = rows(run)
-    assert reached[1]["time"] >= 90
-    assert reached[-1]["contacts"] > 0
-
-
-class Poisoned(Quadratic):
-    """Client 1's gradient is not a number in its third step, client 2's never is one after that."""
-
-    def gradient(self, model: Tensor, buffers: Tensor, batch: tuple[int, Tensor]) -> tuple[Tensor, Tensor]:
-        gradient, buffers = Quadratic.gradient(self, model, buffers, batch)
-        return (gradient * torch.nan if bool((batch[1] > 90).all()) else gradient), buffers
-
-    def batch(self, client: int, step: int) -> tuple[int, Tensor]:
-        bad = (client == 1 and step == 2) or (client == 2 and step > 2)
-        client, noise = Quadratic.batch(self, client, step)
-        return client, noise + 100 if bad else noise
-
-
-def poisoned(n: int) -> Poisoned:
-    healthy = quadratic(n, spread=0.5)
-    return Poisoned(healthy.curvature, healthy.centers)
-
-
-@EACH
-def test_a_client_whose_progress_is_not_finite_is_named_and_its_reply_dropped_and_counted(
-    entry: Entry, caplog: pytest.LogCaptureFixture
-) -> None:
-    run = simulation(poisoned(4), 4, entry.make(sampled=2, local_steps=3), entry.codec)
-    reached = rows(run)
-    assert reached[-1]["broken_replies"] > 2
-    assert reached[-1]["lost_contacts"] >= reached[-1]["broken_replies"]
-    assert reached[-1]["distance"] < reached[0]["distance"]
-    said = [record.getMessage() for record in caplog.records]
-    assert sum("client 1, round" in text for text in said) == sum("client 2, round" in text for text in said) == 1
-    clients = run._fleet.clients.everybody()
-    assert clients.base.isfinite().all()
-    assert all(part.isfinite().all() for part in clients.optimizer)
+    assert rows(run)[1]["time"] >= 90
 
 
 @EACH

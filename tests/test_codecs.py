@@ -1,19 +1,16 @@
 """The contract of every codec that can travel, and the registry that finds them.
 
-A codec is under test when it is in CASES; that none is forgotten is tested too. What only one codec promises is in its
-own file: test_codec (the lattice), test_refinement, test_qsgd.
+The contract itself is in quafl.testing. A codec is under test when it is in CASES; that none is forgotten is tested
+too. What only one codec promises is in its own file: test_codec (the lattice), test_refinement, test_qsgd.
 """
 
 import struct
-import tracemalloc
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pytest
 import torch
-from test_wire import same
 from torch import Tensor
 
 from quafl.codec import (
@@ -37,8 +34,8 @@ from quafl.codec.formats import expect, expect_plain
 from quafl.codec.packets import check_finite, check_fits, make_packet
 from quafl.codec.registry import FORMATS, codec_of
 from quafl.codec.seams import HEADER_BYTES, Codec, Refine
-
-SIZES = 0, 1, 31, 1023, 1024, 1025, 5000
+from quafl.testing import codecs
+from quafl.testing.codecs import FIELDS, signed
 
 
 def rng(seed: int = 0) -> torch.Generator:
@@ -114,23 +111,6 @@ register(HalvesFormat())
 
 Lie = tuple[str, int | float | bytes, str]  # a field of the header, a value that is wrong in it, what the error says
 
-FIELDS = {  # offset and type
-    "magic": (0, "4s"),
-    "version": (4, "B"),
-    "codec": (5, "B"),
-    "dtype": (6, "B"),
-    "bits": (7, "B"),
-    "sent": (8, "B"),
-    "kind": (9, "B"),
-    "unit": (10, "H"),
-    "exact": (12, "I"),
-    "d": (16, "Q"),
-    "seed": (24, "Q"),
-    "side": (32, "f"),
-    "blocks": (36, "I"),
-    "near": (40, "Q"),
-    "length": (48, "Q"),
-}
 EVERYWHERE: list[Lie] = [
     ("magic", b"HTTP", "begins with b'HTTP'"),
     ("version", 9, "format version 9"),
@@ -241,98 +221,34 @@ CASES = {
 every_codec = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 
-def signed(message: bytearray) -> bytes:
-    """The message with the crc that belongs to it."""
-    crc_at = HEADER_BYTES - 4
-    struct.pack_into("<I", message, crc_at, zlib.crc32(message[HEADER_BYTES:], zlib.crc32(message[:crc_at])))
-    return bytes(message)
-
-
 def test_every_codec_that_can_travel_is_under_test() -> None:
     assert {case.encode(torch.ones(3)).codec for case in CASES.values()} == set(FORMATS)
     for case in CASES.values():
         assert {field for field, *_ in (*EVERYWHERE, *case.lies)} == set(FIELDS)
 
 
-# Packets and octets
+# The contract
 
 
 @every_codec
-def test_a_message_of_any_size_and_width_comes_back_from_its_octets(case: Case) -> None:
-    for dim in SIZES:
-        mine = {"weight": torch.randn(dim, generator=rng(dim)), "running_mean": torch.randn(dim % 3, generator=rng())}
-        for bits in case.widths:
-            codec = case.make(bits)
-            packet = codec.encode(mine["weight"], rng(bits), distance=1.0, exact=mine["running_mean"])
-            message = wire.to_bytes(packet)
-            assert len(message) == packet.nbytes
-            assert same(wire.from_bytes(message), packet)
-            received = decode(message, key=mine)
-            assert torch.equal(received["weight"], codec.decode(packet, key=mine["weight"]))
-            assert torch.equal(received["running_mean"], mine["running_mean"])
+@pytest.mark.parametrize("check", codecs.CHECKS, ids=lambda check: check.__name__)
+def test_every_codec_keeps_the_contract(case: Case, check: Callable[[Codec], None]) -> None:
+    check(case.codec)
 
 
 @every_codec
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_a_message_carries_the_dtype_of_its_vector(case: Case, dtype: torch.dtype) -> None:
-    x = torch.randn(100, generator=rng()).to(dtype)
-    packet = wire.from_bytes(wire.to_bytes(case.encode(x)))
-    assert case.codec.decode(packet, key=x).dtype == dtype
-
-
-@every_codec
-def test_stacked_rows_are_the_messages_of_single_vectors(case: Case) -> None:
-    x = torch.randn(2, 3, 1500, generator=rng(4))
-    generator, stacked = rng(), case.encode(x, exact=x[..., :2])
-    together = case.codec.decode(stacked, key=x)
-    assert together.shape == x.shape
-    assert stacked.nbytes == sum(len(wire.to_bytes(stacked[i][j])) for i in range(2) for j in range(3))
-    for i in range(2):
-        for j in range(3):
-            single = case.codec.encode(x[i, j], generator, distance=1.0, exact=x[i, j, :2])
-            assert same(single, stacked[i][j])
-            assert torch.equal(case.codec.decode(single, key=x[i, j]), together[i, j])
-
-
-@every_codec
-def test_one_message_is_decoded_by_many_keys(case: Case) -> None:
-    x = torch.randn(1500, generator=rng(3))
-    keys = x + 0.001 * torch.randn(4, 1500, generator=rng(4))
-    packet = case.encode(x)
-    decoded = case.codec.decode(packet, key=keys)
-    assert decoded.shape == keys.shape
-    for key, one in zip(keys, decoded, strict=True):
-        assert torch.equal(one, case.codec.decode(packet, key=key))
+def test_a_message_of_every_width_comes_back_from_its_octets(case: Case) -> None:
+    for bits in case.widths:
+        codecs.comes_back_from_its_octets(case.make(bits))
 
 
 @every_codec
 def test_the_mean_over_seeds_is_the_vector_and_the_noise_as_told(case: Case) -> None:
-    draws, key = 2000, torch.randn(600, generator=rng(7))
-    x = key + 0.1 * torch.randn(600, generator=rng(2))
     for bits, share in case.noise.items():
-        codec = case.make(bits)
-        packet = codec.encode(x.expand(draws, -1), rng(), distance=(x - key).norm())
-        error = codec.decode(packet, key=key) - x
-        spread = error.std(dim=0)
-        spread = spread.maximum(0.2 * spread.mean())  # a level that was hardly ever drawn has no spread to go by
-        assert (error.mean(dim=0).abs() <= 5 * spread / draws**0.5).all()
-        assert error.square().sum(dim=-1).mean().item() == pytest.approx(codec.noise(packet).mean().item(), rel=share)
+        codecs.is_unbiased(case.make(bits), share)
 
 
 # What a peer may send
-
-
-@every_codec
-def test_every_flipped_octet_and_every_missing_end_is_noticed(case: Case) -> None:
-    x = torch.randn(100, generator=rng())
-    message = wire.to_bytes(case.encode(x))
-    decode(message, key=x)
-    for place in range(len(message)):
-        flipped = bytearray(message)
-        flipped[place] ^= 0xFF
-        for damaged in bytes(flipped), message[:place]:
-            with pytest.raises((WireError, DecodeError)):
-                decode(damaged, key=x)
 
 
 @every_codec
@@ -344,34 +260,6 @@ def test_a_lying_header_with_a_good_crc_is_refused_with_its_value(case: Case) ->
         with pytest.raises(WireError) as refusal:
             wire.from_bytes(signed(lying))
         assert reason in str(refusal.value)
-
-
-@every_codec
-def test_nothing_is_allocated_for_a_size_that_is_only_promised(case: Case) -> None:
-    """A header that speaks of 2^36 coordinates, with its crc right, is refused without making room for them."""
-    packet = case.encode(torch.ones(1500))
-    message = bytearray(wire.to_bytes(packet))
-    for field, value in ("d", 2**36), ("blocks", 2**36 // packet.unit if packet.unit else 0):
-        struct.pack_into("<" + FIELDS[field][1], message, FIELDS[field][0], value)
-    lying = signed(message)
-    tracemalloc.start()
-    with pytest.raises(WireError, match="d=68719476736"):
-        wire.from_bytes(lying)
-    assert tracemalloc.get_traced_memory()[1] < 50_000
-    tracemalloc.stop()
-
-
-@every_codec
-def test_values_that_are_not_finite_are_refused(case: Case) -> None:
-    packet = case.encode(torch.ones(40), exact=torch.ones(1))
-    bad = {"exact": replace(packet, exact=torch.full((1,), torch.nan))}
-    if packet.scales.numel():
-        bad["scales"] = replace(packet, scales=torch.full_like(packet.scales, torch.inf))
-    elif not packet.checks.numel():
-        bad["symbols"] = replace(packet, symbols=torch.full_like(packet.symbols, -1))  # NaN, in 32 bits and in 16
-    for lie in bad.values():
-        with pytest.raises(WireError, match="NaN or infinite"):
-            wire.from_bytes(wire.to_bytes(lie))
 
 
 @every_codec

@@ -21,6 +21,7 @@ OWN = {
     "settings": {"settings", "core", "codec", "protocol", "tasks", "sim", "deploy"},
     "run": {"run", "core", "codec", "protocol", "tasks", "record", "sim", "deploy", "settings"},
     "cli": {"cli", "run", "record", "settings", "tasks", "deploy.provision", "deploy.certificates", "version"},
+    "testing": {"testing", "core", "codec", "tasks", "record", "sim"},
     "theory": {"theory"},
     "version": set(),
     "__init__": {"core", "codec", "sim", "tasks", "record", "settings", "run", "version"},  # lazily
@@ -37,6 +38,7 @@ FOREIGN = {
     "settings": {"torch", "pydantic", "pydantic_core", "tomli_w"},
     "run": {"torch", "safetensors", "tomli_w", "rich", "pandas", "ray", "optuna", "mlflow", "wandb"},
     "cli": {"typer", "rich", "safetensors"},
+    "testing": {"torch"},
     "theory": set(),
     "version": set(),
     "__init__": set(),

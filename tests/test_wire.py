@@ -9,6 +9,7 @@ import torch
 
 from quafl.codec import QSGD, BFloat16, Difference, Identity, Lattice, Packet, TopK, WireError, wire
 from quafl.codec.seams import HEADER_BYTES, Codec
+from quafl.testing.codecs import same
 
 GOLDEN = Path(__file__).parent / "golden"
 GOLDEN_CODECS: dict[str, Codec] = {
@@ -21,10 +22,6 @@ GOLDEN_CODECS: dict[str, Codec] = {
     "bfloat16": BFloat16(),
     "top-k": TopK(share=0.4),
 }
-
-
-COMMON = "codec", "bits", "dim", "unit", "dtype", "kind", "sent", "near"
-TENSORS = "symbols", "checks", "scales", "side", "seed", "exact"
 
 
 def rng(seed: int = 0) -> torch.Generator:
@@ -65,11 +62,6 @@ def test_every_kind_of_message_survives_its_octets(name: str) -> None:
     message = wire.to_bytes(packet)
     assert len(message) == packet.nbytes
     assert same(wire.from_bytes(message), packet)
-
-
-def same(a: Packet, b: Packet) -> bool:
-    common = all(getattr(a, name) == getattr(b, name) for name in COMMON)
-    return common and all(torch.equal(getattr(a, name), getattr(b, name)) for name in TENSORS)
 
 
 def test_a_request_for_blocks_that_do_not_exist_is_refused() -> None:

@@ -1,4 +1,5 @@
-"""The command line. A command's file is imported when it is called: a client needs neither plots nor the simulator."""
+"""The command line. A command's file is imported when it is called or asked for help, and imports what it needs when it
+is called: help is there at once, and a client needs neither plots nor the simulator."""
 
 from importlib import import_module
 from importlib.util import find_spec
@@ -8,7 +9,7 @@ import typer
 from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
-from quafl.cli.terminal import complain, console, lacking, remedy
+from quafl.cli.terminal import console, lacking
 from quafl.version import __version__
 
 
@@ -50,7 +51,8 @@ class _Commands(TyperGroup):
         if cmd_name not in COMMANDS:
             return None
         missing = next((module for module in COMMANDS[cmd_name].needs if find_spec(module) is None), None)
-        return TyperCommand(cmd_name, help=COMMANDS[cmd_name].says if missing is None else _lacks(lacking(missing)))
+        says = COMMANDS[cmd_name].says if missing is None else escape(f"({lacking(missing)})")
+        return TyperCommand(cmd_name, help=says)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """As it is called."""
@@ -60,21 +62,8 @@ class _Commands(TyperGroup):
 
 def loaded(name: str) -> Any:
     """The command itself."""
-    try:
-        group: Any = typer.main.get_group(import_module(f"quafl.cli.{COMMANDS[name].home}").app)
-    except ModuleNotFoundError as error:
-        return _absent(name, remedy(error))
+    group: Any = typer.main.get_group(import_module(f"quafl.cli.{COMMANDS[name].home}").app)
     return group.commands[name]
-
-
-def _absent(name: str, sentence: str) -> TyperCommand:
-    """A command whose extra is not installed: it says so, whatever it is called with."""
-    anything = {"ignore_unknown_options": True, "allow_extra_args": True}
-    return TyperCommand(name, callback=lambda: complain(sentence), help=_lacks(sentence), context_settings=anything)
-
-
-def _lacks(sentence: str) -> str:
-    return escape(f"({sentence})")
 
 
 app = typer.Typer(

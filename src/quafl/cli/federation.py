@@ -14,10 +14,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from quafl.cli.terminal import complain, console, extras, one_sentence, print_json, remedy
-from quafl.record.summary import REPORT, RecordError, read_curve
-from quafl.settings.base import SettingsError
-from quafl.settings.overrides import changes_of
+from quafl.cli.terminal import complain, console, one_sentence, print_json, remedy
 
 PASSPHRASE = "QUAFL_PASSPHRASE"  # the environment variable that answers whatever asks for a passphrase
 
@@ -166,7 +163,7 @@ def federation_replay(
     ] = None,
 ) -> None:
     """Compute a federation's models again, by the simulator, and compare them bit for bit."""
-    with one_sentence(), extras():
+    with one_sentence():
         from quafl.run.replay import replay
 
         outcome = replay(folder, task)
@@ -190,9 +187,10 @@ def server(
     ] = None,
 ) -> None:
     """Be the server of a federation; started again, it goes on where it was."""
-    from quafl.settings.reading import load_federation
-
     with one_sentence(), _engine() as (federated, provision):
+        from quafl.settings.base import SettingsError
+        from quafl.settings.reading import load_federation
+
         opened = provision.open_kit(kit)
         if not opened.is_server:
             raise SettingsError(f"{kit} is the kit of {opened.name}; a server needs the server's")
@@ -222,6 +220,9 @@ def client(
 ) -> None:
     """Take part in a federation; started again, it goes on where it was."""
     with one_sentence(), _engine() as (federated, provision):
+        from quafl.settings.base import SettingsError
+        from quafl.settings.overrides import changes_of
+
         opened = provision.open_kit(kit)
         if opened.is_server:
             raise SettingsError(f"{kit} is the server's kit; a client needs one of its own")
@@ -245,9 +246,9 @@ def client(
 @contextmanager
 def _provisioning() -> Iterator[Any]:
     """The part that makes and reads kits; what is wrong with them ends with a sentence."""
-    with extras():
-        from quafl.deploy import provision
-        from quafl.deploy.certificates import ProvisionError
+    from quafl.deploy import provision
+    from quafl.deploy.certificates import ProvisionError
+
     try:
         yield provision
     except ProvisionError as error:
@@ -258,8 +259,8 @@ def _provisioning() -> Iterator[Any]:
 def _engine() -> Iterator[tuple[Any, Any]]:
     """The parts that make a party run."""
     with _provisioning() as provision:
-        with extras():
-            from quafl.run import federation as federated
+        from quafl.run import federation as federated
+
         sys.path.insert(0, str(Path.cwd()))  # where a user's task may be
         yield federated, provision
 
@@ -334,6 +335,8 @@ def _picture(status: dict[str, Any]) -> Table:
 
 def _conclude_run(folder: Path) -> None:
     """Of a federation: its table and page, if there was something to judge by."""
+    from quafl.record.summary import REPORT, RecordError, read_curve
+
     try:
         curve = read_curve(folder)
     except RecordError:

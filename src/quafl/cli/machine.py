@@ -8,8 +8,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from quafl.cli.terminal import EXTRAS, Json, console, one_sentence
-from quafl.run.machine import examine
-from quafl.settings.catalogue import catalogue
 
 app = typer.Typer()
 
@@ -18,6 +16,8 @@ app = typer.Typer()
 def list_(json_: Json = False) -> None:
     """Show what can be named: experiments, figures, regimes, algorithms, codecs and tasks."""
     with one_sentence():
+        from quafl.settings.catalogue import catalogue
+
         found = catalogue()
         if json_:
             typer.echo(json.dumps(found, indent=2, ensure_ascii=False))
@@ -30,6 +30,8 @@ def list_(json_: Json = False) -> None:
 def doctor(json_: Json = False) -> None:
     """Look at this machine: versions, devices, kernels, data, extras, and what to do about what is missing."""
     with one_sentence():
+        from quafl.run.machine import examine
+
         found = examine(EXTRAS)
         if json_:
             typer.echo(json.dumps([finding._asdict() for finding in found], indent=2, ensure_ascii=False))

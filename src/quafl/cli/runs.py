@@ -1,19 +1,14 @@
 """Runs: `quafl run | export | report`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import safetensors.torch
 import typer
 
-from quafl.cli.results import conclude, conclude_as_json, work_off
 from quafl.cli.terminal import Changes, Jobs, complain, console, one_sentence
-from quafl.record.files import write_atomically
-from quafl.record.summary import REPORT, read_curve, read_curves
-from quafl.run.folders import prepare, reopen, trained_model
-from quafl.settings.base import SettingsError
-from quafl.settings.curve import Settings
-from quafl.settings.reading import load
+
+if TYPE_CHECKING:
+    from quafl.settings.curve import Settings
 
 app = typer.Typer()
 
@@ -43,6 +38,12 @@ def run(
 ) -> None:
     """Run an experiment: every curve, every seed. Writes rows, models and report.html."""
     with one_sentence():
+        from quafl.cli.results import conclude, work_off
+        from quafl.record.summary import REPORT, read_curve
+        from quafl.run.folders import prepare, reopen
+        from quafl.settings.base import SettingsError
+        from quafl.settings.reading import load
+
         if ray is not None and jobs is not None:
             raise SettingsError("--ray and -j exclude each other: a cluster knows how many processes it has")
         if resume is not None:
@@ -60,7 +61,9 @@ def run(
             complain("; ".join(troubles))
 
 
-def _chosen(curves: list[Settings], only: list[str] | None) -> list[Settings]:
+def _chosen(curves: "list[Settings]", only: list[str] | None) -> "list[Settings]":
+    from quafl.settings.base import SettingsError
+
     labels = [curve.label for curve in curves]
     unknown = next((label for label in only or [] if label not in labels), None)
     if unknown is not None:
@@ -77,6 +80,12 @@ def export(
 ) -> None:
     """Write a trained model as a state_dict, in safetensors."""
     with one_sentence():
+        import safetensors.torch
+
+        from quafl.record.files import write_atomically
+        from quafl.run.folders import trained_model
+        from quafl.settings.base import SettingsError
+
         if which not in ("best", "last"):
             raise SettingsError(f"--which {which}: must be best or last")
         model = trained_model(folder, seed=seed, which="best" if which == "best" else "last")
@@ -98,6 +107,9 @@ def report(
 ) -> None:
     """Show recorded runs: a table here, and a page with the curves."""
     with one_sentence():
+        from quafl.cli.results import conclude, conclude_as_json
+        from quafl.record.summary import REPORT, read_curves
+
         curves = read_curves(folders, target)
         if as_json:
             conclude_as_json(curves, out)

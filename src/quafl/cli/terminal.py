@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 console = Console()
+GO_ON = "the same command goes on where it was"
 
 Changes = Annotated[
     list[str] | None,
@@ -32,7 +33,7 @@ Device = Annotated[str | None, typer.Option(help="Where to compute: cpu, cuda, c
 
 @contextmanager
 def one_sentence() -> Iterator[None]:
-    """Bad input ends with a sentence and exit code 2, not with a traceback."""
+    """Bad input, or an extra that is not installed, ends with a sentence and exit code 2, not with a traceback."""
     from quafl.record.files import InUse
     from quafl.record.summary import RecordError, RunError
     from quafl.settings.base import SettingsError
@@ -44,6 +45,8 @@ def one_sentence() -> Iterator[None]:
         complain(str(error))
     except OSError as error:
         complain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    except ModuleNotFoundError as error:
+        complain(remedy(error))
 
 
 @contextmanager
@@ -54,15 +57,6 @@ def only_json(wanted: bool) -> Iterator[None]:
         yield
     finally:
         console.stderr = False
-
-
-@contextmanager
-def extras() -> Iterator[None]:
-    """Imports of what not everybody has installed: what is missing is named, and how to get it."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        complain(remedy(error))
 
 
 def remedy(error: ModuleNotFoundError) -> str:

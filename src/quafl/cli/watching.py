@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import sleep
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
@@ -14,7 +14,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from quafl.cli.terminal import Json, console, one_sentence
-from quafl.run.watching import Standing, look
+
+if TYPE_CHECKING:
+    from quafl.run.watching import Standing
 
 app = typer.Typer()
 
@@ -28,16 +30,18 @@ def watch(
 ) -> None:
     """Follow a run from another terminal, until it ends. Off a terminal, there is a line for each change."""
     with one_sentence(), _live(json_) as show:
+        from quafl.run.watching import look
+
         while not show(look(folder)) and not once:
             sleep(every)
 
 
 @contextmanager
-def _live(json_: bool) -> Iterator[Callable[[list[Standing]], bool]]:
+def _live(json_: bool) -> "Iterator[Callable[[list[Standing]], bool]]":
     """Shows how far runs are, and says whether all of them are over."""
     known: list[Standing] = []
 
-    def tell(now: list[Standing]) -> bool:
+    def tell(now: "list[Standing]") -> bool:
         for standing in now:
             if standing not in known:
                 typer.echo(json.dumps(standing._asdict()) if json_ else str(standing))
@@ -49,14 +53,14 @@ def _live(json_: bool) -> Iterator[Callable[[list[Standing]], bool]]:
         return
     with Live(console=console, auto_refresh=False) as live:
 
-        def draw(now: list[Standing]) -> bool:
+        def draw(now: "list[Standing]") -> bool:
             live.update(_table(now), refresh=True)
             return all(standing.is_over for standing in now)
 
         yield draw
 
 
-def _table(now: Sequence[Standing]) -> Table:
+def _table(now: "Sequence[Standing]") -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for number, heading in enumerate(("", "seeds", "done", "round", now[0].metric, "MB")):
         table.add_column(heading, justify="right" if number else "left", no_wrap=True)
