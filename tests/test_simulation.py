@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from math import exp
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -15,8 +16,10 @@ from quafl import Plan, Simulation, World, sgd
 from quafl.codec import QSGD, Identity, Lattice, wire
 from quafl.codec.coders import coders_for
 from quafl.codec.seams import HEADER_BYTES, Codec, Codecs
-from quafl.core import SCAFFOLD, FedAvg, QuAFL
+from quafl.core import SCAFFOLD, FedAsync, FedAvg, FedBuff, QuAFL
 from quafl.core.randomness import Generators
+from quafl.core.seams import Algorithm
+from quafl.record import checkpoints
 from quafl.sim import Diverged
 from quafl.sim.clock import VirtualClock
 from quafl.sim.speeds import Constant, Exponential, fast_and_slow
@@ -329,6 +332,21 @@ def test_an_average_of_models_is_evaluated_and_the_run_is_the_same() -> None:
         ways.append(run.state() if len(ways) == 1 else None)
     assert run.rows[-1]["distance"] > 1.2 * abs(run.server.model.item() - 2.0)
     again.restore(next(state for state in ways if state is not None))
+    list(again)
+    assert again.rows == run.rows
+
+
+@pytest.mark.parametrize("algorithm", [FedBuff(sampled=2), FedAsync(sampled=2)], ids=["FedBuff", "FedAsync"])
+def test_uncompressed_answers_under_way_are_saved_and_arrive(algorithm: Algorithm, tmp_path: Path) -> None:
+    def made() -> Simulation:
+        task = Quadratic(torch.ones(3), torch.arange(12.0).view(4, 3))
+        return Simulation(task, 4, World(), algorithm, Identity(), sgd(0.1), Plan(until=60.0, every=10.0))
+
+    run, again = made(), made()
+    for number, _ in enumerate(run):
+        if number == 2:
+            checkpoints.save(tmp_path / "checkpoint.pt", run.state())
+    again.restore(checkpoints.load(tmp_path / "checkpoint.pt"))
     list(again)
     assert again.rows == run.rows
 

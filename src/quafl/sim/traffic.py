@@ -167,7 +167,7 @@ def _plain(trip: Trip) -> dict[str, Any]:
         "round": question.round,
         "told": None if question.down is None else question.down.tree(),
         "said": one.answer.up.tree(),
-        "parcel": one.answer.parcel.tree(),
+        "parcel": one.answer.parcel.each(Tensor.clone).tree(),  # uncompressed, it is what was said, of another type
         "steps": one.answer.steps,
         "distances": dict(one.answer.distances),
         **sent,
