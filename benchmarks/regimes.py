@@ -19,6 +19,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from paper import earlier
 
 from quafl.record.plots import to_png
 from quafl.record.rows import Row, by_seed
@@ -123,7 +124,9 @@ def published(name: str) -> World | None:
         settings["run"]["seeds"] = list(seeds)
         troubles = {int(seed): str(why) for seed, why in about["troubles"].get(one.label, {}).items()}
         curves[one.label] = Curve(one.label, seeds, settings, about["made with"], troubles)
-    return World(name, curves, about["made with"], stale=about["settings"] != fingerprint(wanted))
+    return World(
+        name, curves, about["made with"], stale=about["settings"] not in (fingerprint(wanted), earlier(wanted))
+    )
 
 
 def lead(world: World, rival: str, measure: str) -> Finding:
