@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -359,7 +360,7 @@ def test_a_checkpoint_of_other_settings_is_refused(uninterrupted: Path, tmp_path
     settings = load(str(uninterrupted / "fedbuff" / "settings.toml"))[0]
     _, simulation = settings.simulation(0)
     next(iter(simulation))
-    made_with = {"settings": settings.to_toml(), "quafl": quafl.__version__, "torch": str(torch.__version__)}
+    made_with = {"settings": settings.to_toml(), "quafl": quafl.__version__, "torch": version("torch")}
     (tmp_path / "settings.toml").write_text(settings.to_toml().replace("lr = 0.1", "lr = 0.2"))
     state = {"made_with": made_with, "simulation": simulation.state()}
     for content, word in (state, "was made with other settings"), ({}, "is not a checkpoint of a run"):
@@ -377,7 +378,7 @@ def test_what_code_began_a_seed_is_known_when_other_code_has_ended_it(uninterrup
     settings = load(str(tmp_path / "copy" / "settings.toml"), ["run.seeds=[0]"])[0]
     _, simulation = settings.simulation(0)
     next(iter(simulation))
-    made_with = {"settings": settings.to_toml(), "quafl": quafl.__version__, "torch": str(torch.__version__)}
+    made_with = {"settings": settings.to_toml(), "quafl": quafl.__version__, "torch": version("torch")}
     made_with |= {"device": "cpu", "executor": "sequential", "precision": "float32"}
     state = {"made_with": made_with, "computed": {"code": "another"}, "simulation": simulation.state()}
     checkpoints.save(tmp_path / "copy" / "checkpoint-seed0.pt", state)
