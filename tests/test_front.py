@@ -93,11 +93,12 @@ def test_a_folder_takes_more_seeds_and_no_other_run(tmp_path: Path) -> None:
         ("algorithm.local_steps", {"algorithm": quafl.QuAFL(sampled=2, local_steps=3)}),
         ("codec.up.bits, codec.down.bits", {"codec": quafl.compressed(bits=5)}),
         ("clients.slow", {"world": quafl.World(slow=0.5)}),
-        ("task.fingerprint", {"clients": [*data[:3], (data[3][0] + 1, data[3][1])]}),
     ]
     for changed, argument in others:
         with pytest.raises(quafl.RecordError, match=f"was made with another {changed}; put it back"):
             quafl.simulate(**given(out=tmp_path, **argument))
+    with pytest.raises(quafl.RecordError, match=r"another model or other data; call torch\.manual_seed before"):
+        quafl.simulate(**given(out=tmp_path, clients=[*data[:3], (data[3][0] + 1, data[3][1])]))
     with alone(tmp_path, ""), pytest.raises(InUse, match="in use by another process; choose another folder"):
         quafl.simulate(**given(out=tmp_path))
 

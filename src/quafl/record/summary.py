@@ -301,7 +301,7 @@ def _verdict(curves: Sequence[Curve]) -> str:
     short = [curve for curve in others if ended_without(curve) < longest]
     late = [curve.label for curve in others if curve not in short]
     said = [_arrivals(reached, order[0])]
-    said += [f"Not with every seed: {', '.join(late)}."] if late and reached else []
+    said += [f"Not with every seed: {'; '.join(late)}."] if late and reached else []
     said += [f"{curve.label} ended before, at time {ended_without(curve):g}." for curve in short if curve.aims]
     return " ".join([*said, *_other_worlds(curves)])
 

@@ -363,6 +363,11 @@ def opened(path: Path, curve: AnyExperiment) -> Folder[AnyExperiment]:
         folder.begin()
         return folder
     changed = [name for name in _different(_settings_of(path), tomllib.loads(curve.to_toml())) if name != "run.target"]
+    if "task.fingerprint" in changed:
+        raise RecordError(
+            f"{path} was made with another model or other data; call torch.manual_seed before making the model, so that "
+            f"it begins with the same weights, or choose another folder"
+        )
     if changed:
         raise RecordError(f"{path} was made with another {', '.join(changed)}; put it back, or choose another folder")
     folder.read()
