@@ -365,8 +365,8 @@ def opened(path: Path, curve: AnyExperiment) -> Folder[AnyExperiment]:
     changed = [name for name in _different(_settings_of(path), tomllib.loads(curve.to_toml())) if name != "run.target"]
     if "task.fingerprint" in changed:
         raise RecordError(
-            f"{path} was made with another model or other data; call torch.manual_seed before making the model, so that "
-            f"it begins with the same weights, or choose another folder"
+            f"{path} was made with another model or other data; call torch.manual_seed before making the model, so "
+            f"that it begins with the same weights, or choose another folder"
         )
     if changed:
         raise RecordError(f"{path} was made with another {', '.join(changed)}; put it back, or choose another folder")
