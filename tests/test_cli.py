@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from importlib.metadata import version
+from importlib.metadata import metadata, version
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -651,6 +651,17 @@ def test_the_list_has_everything_that_can_be_named() -> None:
     assert all(name in shown for entries in found.values() for name in entries)
 
 
+def test_a_reader_that_has_seen_enough_ends_a_command_without_a_word() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "quafl.cli", "list", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 141
+
+
 def test_the_doctor_says_what_is_missing_and_what_to_do_about_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -675,6 +686,8 @@ def test_the_doctor_says_what_is_missing_and_what_to_do_about_it(
         **{"says": "for clusters; ray not installed", "todo": "pip install 'quafl[ray]'"},
     }
     assert found["kernels", "torch"]["there"]
+    known = set(metadata("quafl").get_all("Provides-Extra"))
+    assert known - {"dev", "docs", "bench"} == {what for part, what in found if part == "extras"}
     assert ("devices", "cuda" if not torch.cuda.is_available() else "cuda:0") in found
     said = " ".join(CliRunner().invoke(app, ["doctor"], env={"COLUMNS": "200"}).stdout.split())
     assert "– ray for clusters; ray not installed; pip install 'quafl[ray]'" in said

@@ -147,6 +147,8 @@ def test_every_page_is_in_the_sites_navigation_or_is_a_figures() -> None:
 def test_the_table_of_all_settings_is_what_the_reader_knows() -> None:
     made = runpy.run_path(str(ROOT / "docs" / "site" / "settings.py"))
     assert made["PAGE"].read_text(encoding="utf-8") == made["text"](), "run: python docs/site/settings.py"
+    unexplained = [line for line in made["rows"]() if line.endswith("|  |")]
+    assert not unexplained, "say what they are beside them, in src/quafl/settings"
 
 
 def test_the_errors_of_the_faq_are_the_codes_own() -> None:

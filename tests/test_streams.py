@@ -153,6 +153,7 @@ def reach_for_ever(client: GrpcClient) -> None:
 
 def test_questions_and_answers_go_both_ways_whatever_their_size(network: Network) -> None:
     client = network.dial("a", hear=lambda octets: bytes(octets)[::-1])
+    assert client.ask(b"at once", 10.0) == b"at once"  # while it is dialling
     for size in (0, 1, line.PIECE - 1, line.PIECE, line.PIECE + 1, 3 * line.PIECE, 5_000_000):
         octets = os.urandom(size)
         assert reach(client, octets) == octets

@@ -5,12 +5,16 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
+import quafl
 from quafl.cli import app
 from quafl.record.rows import Row, read_rows
+from quafl.record.summary import RunError
 from quafl.run import tracking
 from quafl.run.tracking import Send, Tracked, Tracking
 
@@ -75,6 +79,31 @@ def test_tensorboard_gets_every_row_of_a_run(tmp_path: Path) -> None:
     rows = read_rows(tmp_path / "out" / "rows.csv")
     found = [(event.step, event.value) for event in events.Scalars("accuracy")]
     assert found == [(row["round"], pytest.approx(row["accuracy"])) for row in rows]
+
+
+def test_a_program_s_rows_are_tracked_once_and_need_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds: list[int] = []
+
+    @contextmanager
+    def noting(run: Tracked) -> Iterator[Send]:
+        yield lambda step, values: rounds.append(step)
+
+    monkeypatch.setitem(tracking.TRACKERS, "wandb", noting)
+    monkeypatch.setattr(tracking, "find_spec", lambda name: name == "wandb" or None)
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    given: dict[str, Any] = {
+        "model": torch.nn.Linear(3, 2),
+        "clients": [(x[i::4], (x[i::4, 0] > 0).long()) for i in range(4)],
+    }
+    given |= {"algorithm": quafl.QuAFL(sampled=2), "until": 50, "evaluations": 5, "progress": False, "track": ["wandb"]}
+    with pytest.raises(ValueError, match=r"track is \['wandb'\], which needs a folder; give out"):
+        quafl.simulate(**given)
+    first = quafl.simulate(**given, out=tmp_path, callback=lambda row: row["time"] > 20)
+    assert first.interrupted
+    rows = quafl.simulate(**given, out=tmp_path).rows
+    assert rounds == [row["round"] for row in rows]
+    with pytest.raises(RunError, match="mlflow"):
+        quafl.simulate(**{**given, "track": ["mlflow"]}, out=tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore")  # of the package and what it needs

@@ -162,7 +162,7 @@ def _table(curves: list[Curve]) -> Table:
     headings, lines = reporting.table(curves)
     for count in range(1 + reporting.BRIEF, 1, -1):
         table = Table(
-            title=f"Mean ± standard deviation over {reporting.seeds_of(curves)}",
+            title=reporting.heading(curves),
             box=box.SIMPLE_HEAD,
             pad_edge=False,
             collapse_padding=True,

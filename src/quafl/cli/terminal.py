@@ -1,6 +1,8 @@
 """What all commands share: options and complaints. Help shows them, and imports nothing that takes its time."""
 
 import json
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, NoReturn
@@ -9,6 +11,7 @@ import typer
 from rich.console import Console
 
 console = Console()
+UNREAD = 141  # exit code where nobody reads the output any more, as of a process that SIGPIPE ends
 GO_ON = "the same command goes on where it was"
 
 Changes = Annotated[
@@ -26,6 +29,8 @@ EXTRAS = {  # by what they bring: what an extra is called, and what it is for
     "triton": ("cuda", "the codec's GPU kernels"),
     "optuna": ("tune", "searches of ranges"),
     "nvflare": ("flare", "jobs of NVIDIA FLARE"),
+    **dict.fromkeys(("pandas", "ipywidgets"), ("notebook", "frames of results, and bars in Jupyter")),
+    **{name: (name, f'run.track = ["{name}"]') for name in ("tensorboard", "mlflow", "wandb")},
 }
 Json = Annotated[bool, typer.Option("--json", help="Write JSON to stdout, and all else to stderr.")]
 Device = Annotated[str | None, typer.Option(help="Where to compute: cpu, cuda, cuda:1.")]
@@ -33,7 +38,8 @@ Device = Annotated[str | None, typer.Option(help="Where to compute: cpu, cuda, c
 
 @contextmanager
 def one_sentence() -> Iterator[None]:
-    """Bad input, or an extra that is not installed, ends with a sentence and exit code 2, not with a traceback."""
+    """Bad input, or an extra that is not installed, ends with a sentence and exit code 2, not with a traceback. Where a
+    reader such as `head` has seen enough, there is no word."""
     from quafl.record.files import InUse
     from quafl.record.summary import RecordError, RunError
     from quafl.settings.base import SettingsError
@@ -41,6 +47,10 @@ def one_sentence() -> Iterator[None]:
 
     try:
         yield
+        sys.stdout.flush()  # here, and not when Python has ended
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(UNREAD) from None
     except (SettingsError, RecordError, DataError, InUse, RunError) as error:
         complain(str(error))
     except OSError as error:

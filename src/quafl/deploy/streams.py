@@ -312,6 +312,7 @@ class GrpcClient:
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="contact")
         self._line: Line | None = None
         self._refusal = Unreachable("has not been reached yet")
+        self._tried = asyncio.Event()  # the first attempt to dial is over
         self._used = b""  # the certificate that it has dialled with
 
     def start(self, session: str, hear: Callable[[Octets], bytes], *, largest: int) -> None:
@@ -329,6 +330,8 @@ class GrpcClient:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def _ask(self, octets: bytes, within: float) -> Octets:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._tried.wait(), within)
         if self._line is None:
             raise self._refusal
         return await self._line.ask(octets, within)
@@ -345,6 +348,7 @@ class GrpcClient:
             except Unadmitted as error:
                 if self._used == self._certificate():
                     self._line, self._refusal = None, error
+                    self._tried.set()
                     return
                 self._refusal = Unreachable(f"says that {error}; dialling with the renewed one")
             except Unreachable as error:
@@ -355,6 +359,7 @@ class GrpcClient:
                 _log.exception("dialling the server")
                 self._refusal = Unreachable("cannot be dialled")
             self._line = None
+            self._tried.set()
             pause = REDIAL_SECONDS[0] if monotonic() - began > most else min(2 * pause, most)
             await asyncio.sleep(pause)
 
@@ -380,6 +385,7 @@ class GrpcClient:
                 await call.initial_metadata()
                 line = Line(call.write, self._hear, lambda: PENDING * self._largest, self._largest, trusted=True)
                 self._line = line
+                self._tried.set()
                 await line.read(_frames(call))
                 raise _reason(await call.code(), await call.details(), where)
             except grpc.aio.AioRpcError as error:

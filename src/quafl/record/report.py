@@ -84,6 +84,16 @@ def numbers(curves: Sequence[Curve]) -> dict[str, Any]:
     }
 
 
+def heading(curves: Sequence[Curve]) -> str:
+    """Of the table: what its numbers are."""
+    return ("Mean ± standard deviation over " if _several(curves) else "Of ") + seeds_of(curves)
+
+
+def _several(curves: Sequence[Curve]) -> bool:
+    """Whether there is a spread over seeds."""
+    return any(len(curve.seeds) > 1 for curve in curves)
+
+
 def _plain(spread: Spread) -> dict[str, Any]:
     return {"mean": spread.mean, "deviation": spread.deviation, "values": list(spread.values)}
 
@@ -115,6 +125,7 @@ def page(curves: Sequence[Curve]) -> str:
         Panel("time", loss, log=True),
         Panel("local_steps", metric),
     ]
+    bands = "Lines are means over seeds, bands one standard deviation. " if _several(curves) else ""
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>QuAFL report</title>{style()}</head><body>
@@ -122,14 +133,14 @@ def page(curves: Sequence[Curve]) -> str:
 <p class="small">{escape(_provenance(curves[0].versions))}; {escape(seeds_of(curves))}</p>
 <p class="verdict">{escape(verdict(curves))}</p>
 {_table(curves)}
-<p class="small">Mean ± standard deviation over seeds. A time followed by (2/3) is of the two seeds of three that
+<p class="small">{escape(heading(curves))}. A time followed by (2/3) is of the two seeds of three that
 reached the target; "not by 60" means that none had when the run ended, at time 60. A repair is a message that did not
 decode at first and was refined.</p>
 <h2>Curves</h2>
 <div class="moving"><p class="small">Click a name to hide its curve, double-click it (or press i) to see it alone.</p>
 <div id="legend"></div><div id="tools"></div><div id="panels"></div></div>
 <div class="still">{"".join(_picture(curves, panel) for panel in panels)}</div>
-<p class="small">Lines are means over seeds, bands one standard deviation; the thin dashed line is the target.</p>
+<p class="small">{bands}The thin dashed line is the target.</p>
 {"".join(company(curve.label, curve.attendance) for curve in curves if curve.attendance is not None)}
 <h2>Settings</h2>
 {"".join(_settings(curve) for curve in curves)}

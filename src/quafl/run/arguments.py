@@ -20,10 +20,10 @@ from quafl.core.checks import check_positive, check_whole
 from quafl.core.optim import sgd
 from quafl.core.seams import Algorithm, Optimizer
 from quafl.run.folders import PROGRAM
-from quafl.settings.base import SettingsError
+from quafl.settings.base import SettingsError, Tracker
 from quafl.settings.reading import checked
 from quafl.settings.world import Run
-from quafl.sim import Plan, Simulation, World
+from quafl.sim import Simulation, World
 from quafl.sim.checks import check_parts
 from quafl.sim.executors import ExecutorName
 from quafl.tasks import given
@@ -56,6 +56,7 @@ class Arguments:
     device: torch.device | str = "cpu"
     executor: ExecutorName = "auto"
     precision: Precision = "float32"
+    track: Sequence[Tracker] = ()
     seeds: Sequence[int] = (0,)
     target: float = 0.9
     label: str = ""
@@ -82,6 +83,7 @@ class Arguments:
             "device": str(self.device),
             "executor": self.executor,
             "precision": self.precision,
+            "track": list(self.track) or None,
         }
         try:
             self.run = checked(Run, section, "")
@@ -102,21 +104,13 @@ class Arguments:
             device=self.device,
             precision=self.precision,
         )
-        plan = Plan(
-            until=self.run.until,
-            every=self.run.every,
-            seed=seed,
-            metric=self.run.metric,
-            lower_is_better=self.lower_is_better,
-            average=self.average,
-        )
-        parts = self.world, self.algorithm, self.codec, self.optimizer, plan
+        parts = self.world, self.algorithm, self.codec, self.optimizer, self.run.plan(seed)
         self.made = task, Simulation(task, len(self.clients), *parts, executor=executor or self.executor)
         return self.made
 
     def only(self, *seeds: int) -> Self:
-        """It with these seeds."""
-        return replace(self, seeds=seeds)
+        """It with these seeds, none of which depends on who is told."""
+        return replace(self, seeds=seeds, track=())
 
     def sources(self) -> str:
         """None: the program is the user's own."""

@@ -30,9 +30,11 @@ from quafl.run.arguments import CODEC, OPTIMIZER, WORLD, Arguments, arguments
 from quafl.run.bars import bars
 from quafl.run.folders import Folder, opened, places
 from quafl.run.jobs import Job, News, compute
-from quafl.run.pool import handling_signals
+from quafl.run.pool import handling_signals, tracked
 from quafl.run.results import Comparison, Models, Result, Tuning
+from quafl.run.tracking import check as check_trackers
 from quafl.run.versions import versions
+from quafl.settings.base import Tracker
 from quafl.sim import World
 from quafl.sim.executors import ExecutorName
 from quafl.tasks import given
@@ -70,6 +72,7 @@ def simulate(
     precision: Precision = "float32",
     callback: Callback | None = None,
     out: Path | str | None = None,
+    track: Sequence[Tracker] = (),
     progress: bool = True,
 ) -> Result:
     r"""Train a model on clients' data, for some virtual time.
@@ -106,6 +109,7 @@ def simulate(
         raises ends the run.
       out: a folder for rows, models, settings and, every minute, a checkpoint. If it holds the same run already, that
         is continued, and only what is missing is computed.
+      track: experiment trackers that get each row, too, beside that folder: "tensorboard", "mlflow", "wandb".
       progress: show bars, in a terminal or notebook.
 
     Returns:
@@ -151,6 +155,7 @@ def simulate(
         device=device,
         executor=executor,
         precision=precision,
+        track=track,
         seeds=[seed] if seeds is None else seeds,
     )
     path = None if out is None else Path(out)
@@ -324,17 +329,30 @@ def _work_off(
     progress: bool,
 ) -> dict[str, Result]:
     """All seeds of all curves, the curves side by side, until somebody stops them; those that were begun, by label."""
-    with _to_itself(out), one_thread(), _noticing_interrupts() as asked:
+    _check_trackers(curves, out)
+    with (
+        _to_itself(out),
+        one_thread(),
+        tracked(lambda job, news: None) as track,
+        _noticing_interrupts() as asked,
+    ):
         runs = [_Run(curve, place) for curve, place in zip(curves, own, strict=True)]
         with bars(curves, shown=progress) as tell:
             for seed, (number, run) in product(curves[0].run.seeds, enumerate(runs)):
-                run.go_on(seed, partial(tell, number, seed), callback, asked)
+                run.go_on(seed, partial(tell, number, seed), callback, track, asked)
                 if asked:
                     break
     if asked:
         where = "" if out is None else f"; call it again with out={str(out)!r} to go on"
         _log.warning("stopped; the result has the rows so far%s", where)
     return {run.curve.label: run.result() for run in runs if run.rows}
+
+
+def _check_trackers(curves: list[Arguments], out: Path | None) -> None:
+    wanted = sorted({tracker for curve in curves for tracker in curve.run.track or ()})
+    check_trackers(wanted)
+    if wanted and out is None:
+        raise ValueError(f"track is {wanted}, which needs a folder; give out")
 
 
 @contextmanager
@@ -373,8 +391,16 @@ class _Run:
         self._troubles: dict[int, str] = {}
         self._interrupted = False
 
-    def go_on(self, seed: int, tell: Callable[[Row], None], callback: Callbacks | None, asked: list[int]) -> None:
-        """To the end of a seed, or until `asked` has something in it; each row is told, and new ones called back."""
+    def go_on(
+        self,
+        seed: int,
+        tell: Callable[[Row], None],
+        callback: Callbacks | None,
+        track: Callable[[Job, News], None],
+        asked: list[int],
+    ) -> None:
+        """To the end of a seed, or until `asked` has something in it; each row is told, and new ones are tracked and
+        called back."""
         if self._folder is not None and seed in self._folder.rows:
             self._take_over(self._folder, seed)
             tell(self._at_end(seed))
@@ -387,6 +413,8 @@ class _Run:
                 nonlocal known
                 if isinstance(row, dict):
                     tell(row)
+                    if not known:
+                        track(job, row)
                     if not known and callback is not None and callback(self.curve.label, row) is True:
                         asked.append(0)
                     known = False

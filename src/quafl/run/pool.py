@@ -61,7 +61,7 @@ def run(
 
     with (
         held(folder.path for folder in folders),
-        _tracked(tell) as tell_all,
+        tracked(tell) as tell_all,
         closing(_finished(jobs, processes, ray, tell_all, given_up)) as finished,  # whatever happens, its workers end
     ):
         for folder, job, outcome in finished:
@@ -74,7 +74,7 @@ def run(
 
 
 @contextmanager
-def _tracked(on_news: Callable[[Job, News], None]) -> Iterator[Callable[[Job, News], None]]:
+def tracked(on_news: Callable[[Job, News], None]) -> Iterator[Callable[[Job, News], None]]:
     """Rows are news, and go to the trackers that the settings name, too."""
 
     def tell(job: Job, word: News) -> None:

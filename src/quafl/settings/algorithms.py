@@ -43,7 +43,7 @@ class LinearSchedule(Section):
     """See core.optim."""
 
     name: Literal["linear"]
-    points: list[Annotated[tuple[int, NotNegative], Field(strict=False)]] = Field(min_length=1)
+    points: list[Annotated[tuple[int, NotNegative], Field(strict=False)]] = Field(min_length=1)  # (round, factor of lr)
 
     def build(self) -> Schedule:
         """The schedule."""
@@ -54,8 +54,8 @@ class CosineSchedule(Section):
     """See core.optim."""
 
     name: Literal["cosine"]
-    rounds: int = Field(ge=1)
-    floor: Share = 0.0
+    rounds: int = Field(ge=1)  # until the floor is reached
+    floor: Share = 0.0  # the last factor of lr
 
     def build(self) -> Schedule:
         """The schedule."""
@@ -65,18 +65,18 @@ class CosineSchedule(Section):
 class Contacts(Section):
     """How often clients are contacted, and how much they do in between."""
 
-    sampled: int = Field(default=5, ge=1)
-    local_steps: int = Field(default=5, ge=1)
+    sampled: int = Field(default=5, ge=1)  # s: clients contacted in a round
+    local_steps: int = Field(default=5, ge=1)  # K: most steps behind an answer
 
 
 class Steps(Section):
     """How clients take their local steps."""
 
-    lr: Positive = 0.1
-    optimizer: Literal["sgd", "momentum", "adam"] = "sgd"
+    lr: Positive = 0.1  # of the clients' steps
+    optimizer: Literal["sgd", "momentum", "adam"] = "sgd"  # of the clients' steps
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9  # of the optimizer of that name
     fresh_optimizer: bool = False  # momentum and adam begin anew after each contact
-    schedule: LinearSchedule | CosineSchedule | None = Field(default=None, discriminator="name")
+    schedule: LinearSchedule | CosineSchedule | None = Field(default=None, discriminator="name")  # of lr
 
     def build_optimizer(self) -> Optimizer:
         """Of the clients' local steps."""
@@ -118,8 +118,8 @@ class Asynchronous(Local):
 class Moving(Section):
     """What algorithms have whose server moves along the direction that the clients give: see core.descent."""
 
-    server_lr: Positive = 1.0
-    server_optimizer: Literal["sgd", "momentum", "adam", "amsgrad"] = "sgd"
+    server_lr: Positive = 1.0  # of the server's steps
+    server_optimizer: Literal["sgd", "momentum", "adam", "amsgrad"] = "sgd"  # of the server's steps
     server_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9  # of momentum, adam and amsgrad
     server_tau: Positive = 1e-3  # of adam and amsgrad
 
@@ -135,7 +135,7 @@ class Moving(Section):
 class Polled(Local):
     """What algorithms have whose clients train all the time and answer at once."""
 
-    wait: NotNegative = 0.0
+    wait: NotNegative = 0.0  # time between two rounds
 
     def work(self, speeds: "Exponential | Constant", exchange: float, clients: int, until: float) -> float:
         """About how many local steps are taken until then: H_i at every contact."""
@@ -147,10 +147,10 @@ class QuAFLSettings(Polled):
     """See core.quafl."""
 
     name: Literal["quafl"] = "quafl"
-    weighted: bool = False
-    server_averaging: Share = 1.0
-    client_averaging: Share = 1.0
-    slowest_floor: Positive = 0.1
+    weighted: bool = False  # fast clients' progress counts less, by H_min/H_i
+    server_averaging: Share = 1.0  # 1: the paper's average with the server's own model; 0: the clients' alone
+    client_averaging: Share = 1.0  # 1: the paper's average with the client's own model; 0: the server's is adopted
+    slowest_floor: Positive = 0.1  # H_min is never taken for less
     speeds: Literal["measured", "closed form"] = "measured"  # H_i: a running mean, or known in advance
 
     def build(self, defence: Defence = NO_DEFENCE) -> Algorithm:
@@ -184,8 +184,8 @@ class CalibratedSettings(Polled, Moving):
     """See core.calibrated."""
 
     name: Literal["calibrated"]
-    local_steps: int = Field(default=10, ge=1)
-    forget: NotNegative = 0.02
+    local_steps: int = Field(default=10, ge=1)  # K: most steps behind an answer
+    forget: NotNegative = 0.02  # share of the memories that fades in a sweep
 
     def build(self, defence: Defence = NO_DEFENCE) -> Algorithm:
         """The algorithm."""
@@ -205,7 +205,7 @@ class FedAvgSettings(Local, Moving):
     """See core.fedavg."""
 
     name: Literal["fedavg"]
-    proximity: NotNegative = 0.0
+    proximity: NotNegative = 0.0  # μ of FedProx
 
     def build(self, defence: Defence = NO_DEFENCE) -> Algorithm:
         """The algorithm."""
@@ -247,8 +247,8 @@ class FedBuffSettings(Asynchronous, Moving):
     """See core.fedbuff."""
 
     name: Literal["fedbuff"]
-    staleness: bool = False
-    delay: Annotated[float, Field(ge=1)] = inf
+    staleness: bool = False  # old displacements count less, by 1/√(1 + age)
+    delay: Annotated[float, Field(ge=1)] = inf  # τ_c of FADAS: rounds, beyond which age slows the server
 
     def build(self, defence: Defence = NO_DEFENCE) -> Algorithm:
         """The algorithm."""
@@ -268,7 +268,7 @@ class CA2FLSettings(Asynchronous):
     """See core.ca2fl."""
 
     name: Literal["ca2fl"]
-    server_lr: Positive = 1.0
+    server_lr: Positive = 1.0  # of the server's steps
 
     def build(self, defence: Defence = NO_DEFENCE) -> Algorithm:
         """The algorithm."""
@@ -285,7 +285,7 @@ class FAVANOSettings(Polled):
     """See core.favano."""
 
     name: Literal["favano"]
-    reweight: Literal["steps", "mean"] = "steps"
+    reweight: Literal["steps", "mean"] = "steps"  # divide progress by the steps taken, or by their mean
 
     def build(self, defence: Defence = NO_DEFENCE) -> Algorithm:
         """The algorithm."""
@@ -303,9 +303,9 @@ class SCAFFOLDSettings(Local):
     """See core.scaffold."""
 
     name: Literal["scaffold"]
-    optimizer: Literal["sgd"] = "sgd"
-    schedule: None = None
-    server_lr: Positive = 1.0
+    optimizer: Literal["sgd"] = "sgd"  # its correction is made for no other
+    schedule: None = None  # none: its control variates know one rate
+    server_lr: Positive = 1.0  # of the server's steps
 
     def build(self, defence: Defence = NO_DEFENCE) -> Algorithm:
         """The algorithm."""
@@ -323,9 +323,9 @@ class FedAsyncSettings(Asynchronous):
     """See core.fedasync."""
 
     name: Literal["fedasync"]
-    mixing: Annotated[float, Field(gt=0, le=1)] = 0.6
-    staleness: NotNegative = 0.5
-    proximity: NotNegative = 0.0
+    mixing: Annotated[float, Field(gt=0, le=1)] = 0.6  # α: share of an answer in the server's model
+    staleness: NotNegative = 0.5  # a: it counts less by (1 + age)^−a
+    proximity: NotNegative = 0.0  # ρ: pull to what a client started from
 
     def build(self, defence: Defence = NO_DEFENCE) -> Algorithm:
         """The algorithm."""

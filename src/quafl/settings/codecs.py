@@ -23,9 +23,9 @@ class DifferenceSettings(Section):
     """A difference from client to server, a lattice back; see codec.usual, codec.difference and codec.lattice."""
 
     name: Literal["difference"] = "difference"
-    bits: Bits = 4
-    spread: Positive = DEFAULT_SPREAD
-    feedback: bool = False
+    bits: Bits = 4  # a coordinate; 32: no compression
+    spread: Positive = DEFAULT_SPREAD  # of the lattice: standard deviations that it reaches
+    feedback: bool = False  # clients add to a message what the last one left out
 
     def build(self) -> Codecs:
         """The codecs."""
@@ -37,9 +37,9 @@ class LatticeSettings(Section):
     """See codec.lattice; 32 bits mean no compression."""
 
     name: Literal["lattice"] = "lattice"
-    bits: Bits = 4
-    resolution: Positive | None = None
-    spread: Positive = DEFAULT_SPREAD
+    bits: Bits = 4  # a coordinate; 32: no compression
+    resolution: Positive | None = None  # side of a cell; none: from the expected distance
+    spread: Positive = DEFAULT_SPREAD  # standard deviations of a coordinate that it reaches
 
     def build(self) -> Codec:
         """The codec."""
@@ -52,7 +52,7 @@ class IdentitySettings(Section):
     """See codec.identity."""
 
     name: Literal["identity"]
-    bits: Literal[32] = 32
+    bits: Literal[32] = 32  # a coordinate
 
     def build(self) -> Codec:
         """The codec."""
@@ -63,7 +63,7 @@ class BFloat16Settings(Section):
     """See codec.bfloat16."""
 
     name: Literal["bfloat16"]
-    bits: Literal[16] = 16
+    bits: Literal[16] = 16  # a coordinate
 
     def build(self) -> Codec:
         """The codec."""
@@ -74,10 +74,10 @@ class QSGDSettings(Section):
     """See codec.qsgd."""
 
     name: Literal["qsgd"]
-    bits: int = Field(default=8, ge=2, le=16)
-    norm: Literal["l2", "min-max"] = "min-max"
-    bucket: int = Field(default=512, ge=32, lt=65536, multiple_of=32)
-    difference: bool = False
+    bits: int = Field(default=8, ge=2, le=16)  # a coordinate
+    norm: Literal["l2", "min-max"] = "min-max"  # what a bucket is scaled by
+    bucket: int = Field(default=512, ge=32, lt=65536, multiple_of=32)  # coordinates that share a scale
+    difference: bool = False  # of what both ends know, where they do
 
     def build(self) -> Codec:
         """The codec."""
@@ -88,8 +88,8 @@ class DifferenceUpSettings(Section):
     """See codec.difference."""
 
     name: Literal["difference"]
-    bits: int = Field(default=4, ge=1, le=8)
-    feedback: bool = False
+    bits: int = Field(default=4, ge=1, le=8)  # a coordinate
+    feedback: bool = False  # clients add to a message what the last one left out
 
     def build(self) -> Codec:
         """The codec."""
@@ -100,8 +100,8 @@ class TopKSettings(Section):
     """See codec.topk."""
 
     name: Literal["top-k"]
-    share: float = Field(default=1 / 16, gt=0, le=1)
-    feedback: bool = True
+    share: float = Field(default=1 / 16, gt=0, le=1)  # of the coordinates that is sent
+    feedback: bool = True  # clients add to a message what the last one left out
 
     def build(self) -> Codec:
         """The codec."""
@@ -122,9 +122,9 @@ class EachWaySettings(Section):
     said, with the `bits` that are given for both."""
 
     name: Literal["each way"]
-    bits: int = 4
-    up: Up
-    down: Down
+    bits: int = 4  # of both, where they do not say
+    up: Up  # client to server
+    down: Down  # server to client
 
     @model_validator(mode="before")
     @classmethod

@@ -17,7 +17,7 @@ from quafl.settings.defence import DefenceSettings
 from quafl.settings.own import OwnAlgorithm, OwnCodec, OwnTask, sources
 from quafl.settings.tasks import DigitsTask, Tasks
 from quafl.settings.world import Clients, Run
-from quafl.sim import Plan, Simulation
+from quafl.sim import Simulation
 from quafl.tasks import own
 
 
@@ -68,19 +68,9 @@ class Settings(Section):
             self.algorithm.build(self.defence.build()),
             self.codec.build(),
         )
-        plan = Plan(
-            until=self.run.until,
-            every=self.run.every,
-            seed=seed,
-            metric=self.run.metric,
-            lower_is_better=self.run.lower_is_better,
-            potential=self.run.potential,
-            average=self.run.average,
-            stop_at=self.run.target if self.run.stop_at_target else None,
-        )
         given = self.algorithm.given(world, self.clients.count, coders_for(algorithm, codec), seed)
         optimizer = self.algorithm.build_optimizer()
-        parts = task, self.clients.count, world, algorithm, codec, optimizer, plan
+        parts = task, self.clients.count, world, algorithm, codec, optimizer, self.run.plan(seed)
         return task, Simulation(*parts, given=given, executor=executor or self.run.executor)
 
     def only(self, *seeds: int) -> Self:

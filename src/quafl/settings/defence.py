@@ -13,7 +13,7 @@ class DefenceSettings(Section):
     """None, unless it is asked for: the algorithms of the papers."""
 
     clip: Annotated[float, Field(ge=1)] = inf  # a displacement's norm over the usual one
-    mean: Literal["mean", "trimmed", "geometric"] = "mean"
+    mean: Literal["mean", "trimmed", "geometric"] = "mean"  # of what came in a round
     trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.2  # of the values, at either end
     speeds: Annotated[float, Field(ge=0, lt=1)] = 0.0  # H_min is read at this share of the sorted speeds
 

@@ -33,15 +33,15 @@ class FederationTask(Own):
 class FederationClients(Section):
     """Who takes part, and what is put up with: see protocol.members."""
 
-    start_with: int = Field(default=1, ge=1)
-    most: int = Field(default=1000, ge=1)
-    silence: float = Field(default=10.0, gt=2 * HELLO_SECONDS, allow_inf_nan=False)
-    contact_seconds: Positive = 30.0
-    slow: Annotated[float, Field(ge=1)] = 10.0
-    prompt: NotNegative = 0.25
-    far: Positive = 20.0
-    faults: int = Field(default=3, ge=1)
-    exclusion: NotNegative = 60.0
+    start_with: int = Field(default=1, ge=1)  # clients that must be there before the first round
+    most: int = Field(default=1000, ge=1)  # clients that can ever take part
+    silence: float = Field(default=10.0, gt=2 * HELLO_SECONDS, allow_inf_nan=False)  # seconds until it is gone
+    contact_seconds: Positive = 30.0  # that a client may take to answer a message
+    slow: Annotated[float, Field(ge=1)] = 10.0  # times the usual time, from which on an answer is too late
+    prompt: NotNegative = 0.25  # seconds that are never too late
+    far: Positive = 20.0  # times the usual distance, from which on a reply is implausible
+    faults: int = Field(default=3, ge=1)  # in a row, after which a client is left out
+    exclusion: NotNegative = 60.0  # seconds; twice as many each further time
 
     def build(self) -> Limits:
         """The server's limits."""
@@ -61,17 +61,17 @@ class FederationClients(Section):
 class FederationRun(Section):
     """How long, how often, what is looked at. All times are seconds."""
 
-    clock: Literal["wall"] = "wall"
-    until: Annotated[float, Field(gt=0)] = inf
-    rounds: int | None = Field(default=None, ge=1)
+    clock: Literal["wall"] = "wall"  # real seconds
+    until: Annotated[float, Field(gt=0)] = inf  # seconds
+    rounds: int | None = Field(default=None, ge=1)  # of the server, at most
     every: Positive = 10.0  # between two evaluations
-    metric: str = "accuracy"
-    target: float = Field(default=0.9, allow_inf_nan=False)
-    lower_is_better: bool = False
-    stop_at_target: bool = False
-    checkpoint_seconds: NotNegative = 10.0
+    metric: str = "accuracy"  # that the best model is chosen by; the loss where a task does not have it
+    target: float = Field(default=0.9, allow_inf_nan=False)  # of the metric: when it is reached is shown
+    lower_is_better: bool = False  # of the metric
+    stop_at_target: bool = False  # the run ends with its first evaluation at the target
+    checkpoint_seconds: NotNegative = 10.0  # between two checkpoints
     average: NotNegative = 0.0  # time constant of the average of models that is evaluated and exported; 0: none
-    seed: int = 0
+    seed: int = 0  # of all that the server draws
     track: list[Tracker] | None = None  # where evaluations are sent, too
 
     def build(self) -> Goals:

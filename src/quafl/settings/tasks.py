@@ -21,7 +21,7 @@ from quafl.tasks.supervised import Augment, Data
 class LearningTask(Section):
     """What tasks with a network and examples have in common."""
 
-    batch: int = Field(default=32, ge=1)
+    batch: int = Field(default=32, ge=1)  # examples of a local step
 
     def supervised(
         self,
@@ -51,7 +51,7 @@ class LearningTask(Section):
 class ClassTask(LearningTask):
     """Pictures in classes, dealt out to the clients in one of several ways."""
 
-    partition: Literal["iid", "by class", "slow classes", "dirichlet"] = "iid"
+    partition: Literal["iid", "by class", "slow classes", "dirichlet"] = "iid"  # how examples are dealt out
     pieces: int = Field(default=2, ge=1)  # by class: pieces of the sorted examples a client gets
     slow_classes: list[int] = Field(default=[0, 1, 2], min_length=1)  # that the slow clients hold
     alpha: Positive = 0.3  # dirichlet: the smaller, the fewer classes a client has
@@ -94,8 +94,8 @@ class DigitsTask(ClassTask):
     """scikit-learn's handwritten digits and a two-layer network."""
 
     name: Literal["digits"] = "digits"
-    hidden: int = Field(default=64, ge=1)
-    batch: int = Field(default=16, ge=1)
+    hidden: int = Field(default=64, ge=1)  # width of the hidden layer
+    batch: int = Field(default=16, ge=1)  # examples of a local step
     most_clients: ClassVar[int] = 500
     load: ClassVar[Callable[[], Splits]] = staticmethod(digits)
 
@@ -108,8 +108,8 @@ class MNISTTask(ClassTask):
     """MNIST and the paper's two-layer network."""
 
     name: Literal["mnist"]
-    hidden: int = Field(default=32, ge=1)
-    batch: int = Field(default=128, ge=1)
+    hidden: int = Field(default=32, ge=1)  # width of the hidden layer
+    batch: int = Field(default=128, ge=1)  # examples of a local step
     most_clients: ClassVar[int] = 20_000
     load: ClassVar[Callable[[], Splits]] = staticmethod(mnist)
 
@@ -122,7 +122,7 @@ class FashionTask(ClassTask):
     """Fashion-MNIST and a convolutional network."""
 
     name: Literal["fashion-mnist"]
-    batch: int = Field(default=100, ge=1)
+    batch: int = Field(default=100, ge=1)  # examples of a local step
     most_clients: ClassVar[int] = 20_000
     load: ClassVar[Callable[[], Splits]] = staticmethod(fashion_mnist)
 
@@ -135,7 +135,7 @@ class CIFARTask(ClassTask):
     """CIFAR-10, pictures moved and mirrored, and ResNet20."""
 
     name: Literal["cifar-10"]
-    batch: int = Field(default=64, ge=1)
+    batch: int = Field(default=64, ge=1)  # examples of a local step
     most_clients: ClassVar[int] = 15_000
     load: ClassVar[Callable[[], Splits]] = staticmethod(cifar10)
     augment: ClassVar[Augment | None] = staticmethod(crop_and_flip)
@@ -149,10 +149,10 @@ class CelebATask(LearningTask):
     """CelebA's faces, clients with disjoint celebrities, and ResNet18."""
 
     name: Literal["celeba"]
-    norm: models.Norm = "batch"
-    attribute: str = "Smiling"
-    pixels: int = Field(default=100, ge=32)
-    batch: int = Field(default=128, ge=1)
+    norm: models.Norm = "batch"  # of the network
+    attribute: str = "Smiling"  # what is to be told of a face
+    pixels: int = Field(default=100, ge=32)  # side of the pictures
+    batch: int = Field(default=128, ge=1)  # examples of a local step
     most_clients: ClassVar[int] = 10_000
 
     def check(self, clients: Clients) -> None:
@@ -171,8 +171,8 @@ class LeafTask(LearningTask):
     """A dataset of people in LEAF's format, clients with disjoint people, and a two-layer network."""
 
     name: Literal["leaf"]
-    path: str
-    hidden: int = Field(default=64, ge=1)
+    path: str  # the dataset's folder, with train/ and test/
+    hidden: int = Field(default=64, ge=1)  # width of the hidden layer
     most_clients: ClassVar[int] = 1_000_000
 
     def check(self, clients: Clients) -> None:
@@ -194,7 +194,7 @@ class QuadraticTask(Section):
 
     name: Literal["quadratic"]
     most_clients: ClassVar[int] = 1_000_000
-    dim: int = Field(default=100, ge=1)
+    dim: int = Field(default=100, ge=1)  # coordinates
     smoothness: Positive = 1.0  # largest curvature
     condition: float = Field(default=10.0, ge=1, allow_inf_nan=False)  # largest over smallest curvature
     spread: NotNegative = 1.0  # of the clients' minima

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, mo
 
 from quafl import sim
 from quafl.settings.base import NotNegative, Positive, Section, Share, Tracker
-from quafl.sim import World
+from quafl.sim import Plan, World
 from quafl.sim.executors import ExecutorName
 from quafl.tasks.precision import Precision
 
@@ -27,38 +27,38 @@ Who: TypeAlias = Annotated[Any, BeforeValidator(_known)]
 class Change(Section):
     """See sim.world."""
 
-    at: float = Field(ge=0, allow_inf_nan=False)
-    step: Positive
-    clients: Who = "all"
+    at: float = Field(ge=0, allow_inf_nan=False)  # from this time on
+    step: Positive  # mean time of a step
+    clients: Who = "all"  # 'slow', 'fast', 'all' or a list of numbers
 
 
 class Absence(Section):
     """See sim.world."""
 
-    start: float = Field(ge=0, allow_inf_nan=False)
-    stop: Positive
-    clients: Who = "all"
+    start: float = Field(ge=0, allow_inf_nan=False)  # away from this time; 0: arrives late
+    stop: Positive  # until this one
+    clients: Who = "all"  # 'slow', 'fast', 'all' or a list of numbers
 
 
 class Clients(Section):
     """Who takes part: see sim.world."""
 
-    count: int = Field(default=20, ge=1)
-    slow: Share = 0.25
-    fast_step: Positive = 2.0
-    slow_step: Positive = 8.0
-    step_range: tuple[Positive, Positive] | None = Field(default=None, strict=False)
-    step_law: Literal["exponential", "constant"] = "exponential"
-    changes: list[Change] = Field(default=[])
-    absences: list[Absence] = Field(default=[])
-    present_for: Annotated[float, Field(gt=0)] = inf
-    away_for: NotNegative = 0.0
-    trace: str | None = None
+    count: int = Field(default=20, ge=1)  # n
+    slow: Share = 0.25  # share of slow clients, the last ones
+    fast_step: Positive = 2.0  # mean time of a step of the others
+    slow_step: Positive = 8.0  # and of theirs
+    step_range: tuple[Positive, Positive] | None = Field(default=None, strict=False)  # of mean step times
+    step_law: Literal["exponential", "constant"] = "exponential"  # whether a step's time is random or always its mean
+    changes: list[Change] = Field(default=[])  # steps that take another time from some time on
+    absences: list[Absence] = Field(default=[])  # clients that are away for a while
+    present_for: Annotated[float, Field(gt=0)] = inf  # mean time until a client leaves,
+    away_for: NotNegative = 0.0  # and until it is back; both exponential
+    trace: str | None = None  # a CSV file with every client's speeds and bandwidths
     latency_at_32_bits: NotNegative = 10.0  # sit = this · b/32
-    up_bandwidth: Positive | list[Positive] | None = None
-    down_bandwidth: Positive | list[Positive] | None = None
-    link_limited: bool = True
-    unreachable: Share = 0.0
+    up_bandwidth: Positive | list[Positive] | None = None  # octets per time unit, one number or one a client
+    down_bandwidth: Positive | list[Positive] | None = None  # likewise; an exchange then takes the time of its octets
+    link_limited: bool = True  # the server talks to `sampled` clients at a time
+    unreachable: Share = 0.0  # probability that a contact is lost
     names: list[str] | None = Field(default=None, min_length=1)  # what a task of one's own is asked for, by `task.make`
 
     @model_validator(mode="before")
@@ -98,9 +98,9 @@ class Run(Section):
 
     until: Positive = 1000.0  # simulated time
     every: Positive = 10.0  # simulated time between evaluations
-    seeds: list[int] = Field(default=[0, 1, 2], min_length=1)
+    seeds: list[int] = Field(default=[0, 1, 2], min_length=1)  # a run for each
     metric: str = "accuracy"  # for "time to"; the loss where a task does not have it
-    target: float = Field(default=0.9, allow_inf_nan=False)
+    target: float = Field(default=0.9, allow_inf_nan=False)  # of the metric: when it is reached is shown
     lower_is_better: bool = False  # of the metric; of the loss it always is
     stop_at_target: bool = False  # a seed ends with its first evaluation at the target
     per_client: bool = False  # the metric on each client's own data: mean, worst, 10th percentile
@@ -127,3 +127,16 @@ class Run(Section):
         if len(set(seeds)) < len(seeds):
             raise ValueError("must be distinct")
         return seeds
+
+    def plan(self, seed: int) -> Plan:
+        """Of one seed."""
+        return Plan(
+            until=self.until,
+            every=self.every,
+            seed=seed,
+            metric=self.metric,
+            lower_is_better=self.lower_is_better,
+            potential=self.potential,
+            average=self.average,
+            stop_at=self.target if self.stop_at_target else None,
+        )
