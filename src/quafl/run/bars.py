@@ -36,3 +36,4 @@ def bars(curves: Sequence[Experiment], *, shown: bool) -> Iterator[Tell]:
             reached[curve, seed] = row["time"]
 
         yield tell
+        progress.refresh()  # in a notebook, rich does not show the end by itself
