@@ -213,7 +213,7 @@ def test_validation_judges_by_a_tenth_of_the_clients_data_which_nobody_learns_fr
     task = settings.task.build(settings.clients, settings.run, 0)
     learned = {tuple(point) for step in range(5) for point in task.batch(0, step).inputs.tolist()}
     assert len(learned) == 50  # of 54, in whole batches of 10
-    judged = {tuple(point) for point in task._test[0].tolist()}  # type: ignore[attr-defined]
+    judged = {tuple(point) for point in task._test.all[0].tolist()}  # type: ignore[attr-defined]
     assert len(judged) == 4 * 6
     assert not learned & judged
 

@@ -10,7 +10,9 @@ from torch import nn
 from torch.nn import functional
 
 import quafl
-from quafl.core.seams import Task
+from quafl.core.judgement import across
+from quafl.core.messages import Buffers, Model
+from quafl.core.seams import Score, Task
 from quafl.tasks import Quadratic, Supervised, digits, models, partition
 from quafl.tasks.flat import Flat
 from quafl.tasks.supervised import accuracy
@@ -289,14 +291,14 @@ class Rich(nn.Module):
         return self.made(logits, (x, logits))
 
 
-@pytest.mark.parametrize("per_client", [False, True])
+@pytest.mark.parametrize("by_client", [False, True])
 @pytest.mark.parametrize(
     "made",
     [Pair, lambda logits, hidden: ModelOutput(logits, cache=object(), hidden=hidden, mean=logits.mean())],
     ids=["named tuple", "model output"],
 )
 def test_metrics_see_what_the_model_returned_however_many_examples_there_are(
-    made: Callable[..., Any], per_client: bool
+    made: Callable[..., Any], by_client: bool
 ) -> None:
     torch.manual_seed(0)
     module = Rich(made)
@@ -314,10 +316,10 @@ def test_metrics_see_what_the_model_returned_however_many_examples_there_are(
             own,
             loss=lambda outputs, targets: functional.cross_entropy(outputs.logits, targets),
             metrics={"hits": hits},
-            per_client=per_client,
         )
-        score = task.evaluate(*task.initial())
-        inputs, targets = (torch.cat(part) for part in zip(*own, strict=True))
+        score = task.judge(0, *task.initial()) if by_client else task.evaluate(*task.initial())
+        assert score is not None
+        inputs, targets = own[0] if by_client else (torch.cat(part) for part in zip(*own, strict=True))
         assert score["hits"] == pytest.approx(float(accuracy(module.inner(inputs), targets)))
     assert kinds == {type(made(torch.zeros(1, 2), ()))}
 
@@ -355,11 +357,16 @@ def test_exactly_the_target_is_at_the_target() -> None:
         assert float(accuracy(outputs, targets)) == right / 10_000
 
 
+def by_clients(task: Supervised, model: Model, buffers: Buffers, *, lower_is_better: bool = False) -> Score:
+    scores = [task.judge(client, model, buffers) for client in range(5)]
+    return across([score for score in scores if score is not None], lower_is_better=lower_is_better)
+
+
 def test_accuracy_on_own_data_and_by_class_is_given_on_request() -> None:
     data = digits()
     hands = partition.by_class(data.train, 5)
-    task = Supervised(nn.Linear(64, 10), hands, test=data.test, per_client=True, per_class=True)
-    score = task.evaluate(*task.initial())
+    task = Supervised(nn.Linear(64, 10), hands, test=data.test, per_class=True)
+    score = {**task.evaluate(*task.initial()), **by_clients(task, *task.initial())}
     module = task.flat.at(*task.initial())
     own = sorted(float((module(x).argmax(dim=-1) == y).float().mean()) for x, y in hands)
     assert score["accuracy_clients_worst"] == pytest.approx(own[0])
@@ -382,10 +389,8 @@ def test_the_worst_client_is_the_one_with_the_largest_error() -> None:
         hands,
         loss=functional.mse_loss,
         metrics={"mae": functional.l1_loss},
-        per_client=True,
-        lower_is_better=True,
     )
-    score = task.evaluate(torch.zeros(2), torch.empty(0))
+    score = by_clients(task, torch.zeros(2), torch.empty(0), lower_is_better=True)
     assert (score["mae_clients_worst"], score["mae_clients_mean"]) == (4.0, 2.0)
     assert score["mae_clients_p10"] == pytest.approx(3.6)
 

@@ -44,9 +44,12 @@ if TYPE_CHECKING:
     from quafl.settings.base import SettingsError
     from quafl.sim import Absence, Change, Plan, Simulation, World
     from quafl.sim.executors import ExecutorName
+    from quafl.tasks.hands import Data, OnDemand
+    from quafl.tasks.judging import Measure
     from quafl.tasks.local import Local
     from quafl.tasks.precision import Precision
-    from quafl.tasks.supervised import Augment, Data, Measure
+    from quafl.tasks.reading import Collate
+    from quafl.tasks.supervised import Augment
 
 _HOMES = {
     "quafl.codec": ("BFloat16", "Codecs", "Difference", "Identity", "Lattice", "QSGD", "TopK", "compressed"),
@@ -71,7 +74,10 @@ _HOMES = {
     "quafl.sim.executors": ("ExecutorName",),
     "quafl.tasks.local": ("Local",),
     "quafl.tasks.precision": ("Precision",),
-    "quafl.tasks.supervised": ("Augment", "Data", "Measure"),
+    "quafl.tasks.hands": ("Data", "OnDemand"),
+    "quafl.tasks.judging": ("Measure",),
+    "quafl.tasks.reading": ("Collate",),
+    "quafl.tasks.supervised": ("Augment",),
 }
 __all__ = [
     "CA2FL",
@@ -89,6 +95,7 @@ __all__ = [
     "Change",
     "Codec",
     "Codecs",
+    "Collate",
     "Comparison",
     "Curve",
     "Data",
@@ -108,6 +115,7 @@ __all__ = [
     "Local",
     "Measure",
     "Models",
+    "OnDemand",
     "Optimizer",
     "Plain",
     "Plan",

@@ -21,6 +21,7 @@ Ids: TypeAlias = Tensor  # "m", int64
 Counts: TypeAlias = Tensor  # "m", int64
 Batch: TypeAlias = Any  # what a task's `batch` hands to its `gradient`; opaque to everybody else
 Score: TypeAlias = Mapping[str, float]  # "loss" and the user's metrics by name
+EXAMPLES = "examples"  # in a client's score: how many it was judged by
 OptimizerState: TypeAlias = tuple[Tensor, ...]
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]  # of tensors by name, in the order in which a vector has them
 
@@ -70,8 +71,14 @@ class Totals:
 
 
 class Task(Protocol):
-    """What is learned, and from what. One that also has `layout() -> tuple[Shapes, Shapes]` says of which tensors its
-    model and its buffers are made: a federation refuses clients that have others."""
+    """What is learned, and from what.
+
+    A task may have more. `layout() -> tuple[Shapes, Shapes]` says of which tensors its model and its buffers are made:
+    a federation refuses clients that have others. `judge(client, model, buffers) -> Score | None` is how good the model
+    is on a client's own data, with their number as `examples`. `has_test` is False where `evaluate` has no loss, and
+    the clients are to judge. `expect(keys)`, if not None, is told which batches will be asked for next, as (client,
+    step), and may read them ahead.
+    """
 
     def initial(self) -> tuple[Model, Buffers]:
         """The model everybody starts from."""

@@ -1,10 +1,13 @@
 """The evaluations of a run, in either world: its rows, its best model, and when the next one is due."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from math import expm1, inf, isfinite
 from typing import Any, NamedTuple
 
 import torch
 
+from quafl.core.judgement import across, weighted
 from quafl.core.messages import Buffers, Model
 from quafl.core.pieces import is_finite
 from quafl.core.seams import Score, ServerState, Task, Totals
@@ -25,6 +28,14 @@ class Standing(NamedTuple):
     round: int
     model: Model
     buffers: Buffers
+
+
+class Pending(NamedTuple):
+    """A model that is to be judged, where the run stood then."""
+
+    shown: Standing
+    time: float
+    totals: Totals
 
 
 class Best(NamedTuple):
@@ -57,6 +68,7 @@ class Evaluations:
         average: float = 0.0,
     ) -> None:
         self.rows: list[Row] = []
+        self.clients: dict[str, Score] = {}  # the scores of the last evaluation that clients have made
         self.shown = Standing(start.round, start.model, start.buffers)
         self.best = Best(-inf, self.shown)
         self.due = 0.0  # when the next is
@@ -76,16 +88,29 @@ class Evaluations:
             buffers = torch.lerp(self.shown.buffers, buffers, share)
         self.shown, self.time = Standing(server.round, model, buffers), time
 
+    def begin(self, totals: Totals) -> Pending:
+        """An evaluation of what is shown now; it is a row when it is concluded."""
+        return Pending(self.shown, self.time, replace(totals))
+
     def evaluate(self, totals: Totals, **more: float) -> Row:
         """The row of what is shown; Diverged, if its loss is not finite."""
-        shown, time = self.shown, self.time
+        return self.conclude(self.begin(totals), None, **more)
+
+    def conclude(self, pending: Pending, clients: Mapping[str, Score] | None, **more: float) -> Row:
+        """The row of what was shown then, with the scores that clients gave it, by their names; Diverged, if its loss
+        is not finite. Where nobody else has judged it, the clients have."""
+        shown, time = pending.shown, pending.time
         score = dict(self._task.evaluate(shown.model, shown.buffers))
         if not self._trains:
             score.pop("train_loss", None)
+        if clients is not None:
+            self.clients = dict(clients)
+            by_them = {} if "loss" in score else weighted(clients.values())
+            score = {**by_them, **score, **across(clients.values(), lower_is_better=self._lower_is_better)}
         self._check(score)
-        row = {**make_row(self._seed, time, shown.round, totals, score), **more}
+        row = {**make_row(self._seed, time, shown.round, pending.totals, score), **more}
         self.rows.append(row)
-        if score:
+        if "loss" in score:
             value = worth(row, self._metric, lower_is_better=self._lower_is_better)
             if value > self.best.worth:
                 self.best = Best(value, shown)
@@ -104,6 +129,7 @@ class Evaluations:
         """For `restore`."""
         return {
             "rows": [dict(row) for row in self.rows],
+            "clients": {name: dict(score) for name, score in self.clients.items()},
             "shown": tuple(self.shown),
             "best": {"worth": self.best.worth, "shown": tuple(self.best.shown)},
             "due": self.due,
@@ -113,6 +139,7 @@ class Evaluations:
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from there."""
         self.rows = [dict(row) for row in state["rows"]]
+        self.clients = {name: dict(score) for name, score in state["clients"].items()}
         self.shown = Standing(*state["shown"])
         self.best = Best(state["best"]["worth"], Standing(*state["best"]["shown"]))
         self.due, self.time = state["due"], state["time"]

@@ -28,10 +28,14 @@ from quafl.sim.checks import check_parts
 from quafl.sim.executors import ExecutorName
 from quafl.tasks import given
 from quafl.tasks.flat import check_module
+from quafl.tasks.hands import Data, HeldOut, OnDemand, count, first
+from quafl.tasks.judging import Measure
 from quafl.tasks.precision import Precision
-from quafl.tasks.supervised import Data, Measure, Supervised
+from quafl.tasks.reading import Collate
+from quafl.tasks.supervised import Augment, Supervised
 from quafl.tasks.trees import Tree
 
+KNOWN = 16  # clients whose data, made on demand, are looked at to know them again
 CODEC, OPTIMIZER, WORLD = compressed(bits=4), sgd(lr=0.1), World()  # where nothing else is said; they are immutable
 
 
@@ -49,7 +53,14 @@ class Arguments:
     metrics: Mapping[str, Measure] | None = None
     lower_is_better: bool = False
     test: Data | None = None
+    held_out: HeldOut | None = None
+    per_client: bool = False
+    personal_steps: int = 0
     batch_size: int = 32
+    accumulate: int = 1
+    augment: Augment | None = None
+    collate: Collate | None = None
+    workers: int = 0
     world: World = WORLD
     evaluations: int = 50
     average: float = 0.0
@@ -71,7 +82,7 @@ class Arguments:
         check_positive("until", self.until)
         check_whole("evaluations", self.evaluations, 1)
         self.label = self.label or type(self.algorithm).__name__
-        self.clients = given.listed(self.clients)
+        self.clients = self.clients if isinstance(self.clients, OnDemand) else given.listed(self.clients)
         section = {
             "until": float(self.until),
             "every": self.until / self.evaluations,
@@ -80,6 +91,8 @@ class Arguments:
             "target": self.target,
             "lower_is_better": self.lower_is_better,
             "average": self.average,
+            "per_client": self.per_client or self.held_out is not None or self.personal_steps > 0,
+            "personal_steps": self.personal_steps,
             "device": str(self.device),
             "executor": self.executor,
             "precision": self.precision,
@@ -98,8 +111,12 @@ class Arguments:
             loss=self.loss,
             metrics=self.metrics,
             test=self.test,
+            held_out=self.held_out,
             batch_size=self.batch_size,
-            lower_is_better=self.lower_is_better,
+            accumulate=self.accumulate,
+            augment=self.augment,
+            collate=self.collate,
+            workers=self.workers,
             seed=seed,
             device=self.device,
             precision=self.precision,
@@ -121,9 +138,13 @@ class Arguments:
         digest = blake2b(digest_size=16)
         for name, tensor in self.model.state_dict().items():
             _add(digest, name, tensor)
-        test = () if self.test is None else (given.examples(self.test, "the test data"),)
-        for inputs, targets in (*given.hands(self.clients), *test):
-            for tree in inputs, targets:
+        test = () if self.test is None else (self.test,)
+        own = self.held_out if isinstance(self.held_out, Sequence) else ()
+        for number, data in enumerate((*_some(self.clients), *test, *_some(own))):
+            if data is None:
+                continue
+            digest.update(f"{count(data)} ".encode())
+            for tree in first(data, f"data {number}", self.collate):
                 for name, tensor in _named(tree).items():
                     _add(digest, name, tensor)
         return replace(self, fingerprint=digest.hexdigest())
@@ -143,6 +164,10 @@ class Arguments:
                 "loss": _plain(self.loss),
                 "metrics": sorted(self.metrics or {}),
                 "batch": self.batch_size,
+                "accumulate": self.accumulate,
+                "held_out": self.held_out if isinstance(self.held_out, float) else self.held_out is not None,
+                "augment": _plain(self.augment),
+                "collate": _plain(self.collate),
             },
             "clients": {"count": len(self.clients), **_table(self.world)},
             "algorithm": _table(self.algorithm),
@@ -194,6 +219,12 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "__qualname__"):
         return f"{value.__module__}.{value.__qualname__}"
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))  # where it lies in memory is another every time
+
+
+def _some(clients: Sequence[Data]) -> Sequence[Data]:
+    """Those by which all are known again: where they are made on demand, not all of them are."""
+    step = max(1, len(clients) // KNOWN) if isinstance(clients, OnDemand) else 1
+    return [clients[client] for client in range(0, len(clients), step)]
 
 
 def _named(tree: Tree) -> dict[str, Tensor]:

@@ -20,7 +20,6 @@ from torch import nn
 from torch.nn import functional
 
 from quafl.codec.seams import Codec, Codecs
-from quafl.core.randomness import derive
 from quafl.core.seams import Algorithm, Optimizer
 from quafl.record.evaluations import Diverged
 from quafl.record.files import alone, write_atomically
@@ -37,14 +36,16 @@ from quafl.run.versions import versions
 from quafl.settings.base import Tracker
 from quafl.sim import World
 from quafl.sim.executors import ExecutorName
-from quafl.tasks import given
+from quafl.tasks.hands import Data, HeldOut, OnDemand, joined, parted
+from quafl.tasks.judging import Measure
 from quafl.tasks.precision import Precision, one_thread
-from quafl.tasks.supervised import Data, Measure, take
-from quafl.tasks.trees import join, size
+from quafl.tasks.reading import Collate
+from quafl.tasks.supervised import Augment
 
 _log = logging.getLogger(__name__)
 
 CHECKPOINT_SECONDS = 60.0
+JUDGES = 64  # clients by whose data `tune` judges, where those are made on demand
 Callback: TypeAlias = Callable[[Row], bool | None]
 Callbacks: TypeAlias = Callable[[str, Row], bool | None]  # of several curves, by label
 
@@ -61,7 +62,14 @@ def simulate(
     metrics: Mapping[str, Measure] | None = None,
     lower_is_better: bool = False,
     test: Data | None = None,
+    held_out: HeldOut | None = None,
+    per_client: bool = False,
+    personal_steps: int = 0,
     batch_size: int = 32,
+    accumulate: int = 1,
+    augment: Augment | None = None,
+    collate: Collate | None = None,
+    workers: int = 0,
     world: World = WORLD,
     evaluations: int = 50,
     average: float = 0.0,
@@ -85,8 +93,9 @@ def simulate(
     Args:
       model: any module. It is not touched; it is trained in float32, and given back in its own type.
       clients: a pair (inputs, targets) for each client: tensors, numpy arrays or lists, or tuples or dictionaries of
-        them, with an example a row. Numbers of float64 are taken as float32; octets, where the model cannot take them
-        as they are, as pictures, scaled to 0..1.
+        them, with an example a row. Or a map-style dataset for each (torch's, Hugging Face's), which is read when it is
+        needed. `quafl.OnDemand(n, make)` makes client i's data by make(i) when they are needed. Numbers of float64 are
+        taken as float32; octets, where the model cannot take them as they are, as pictures, scaled to 0..1.
       algorithm: what clients and server do: `quafl.Calibrated(sampled=5)`, `quafl.FedAvg(sampled=5)`, …
       until: how much virtual time to simulate; a step of a fast client takes 2 by default.
       codec: how models are packed, in both directions or `quafl.Codecs(up, down)`; `quafl.Identity()` for not at all.
@@ -95,8 +104,16 @@ def simulate(
       metrics: functions likewise, by name, which are reported beside the loss; by default the accuracy, if targets are
         class numbers. The best model is chosen by the first one.
       lower_is_better: of that metric; of the loss it always is.
-      test: what models are evaluated on; by default all the clients' data.
+      test: what models are evaluated on, a pair or a dataset; by default what is held out, or all the clients' data.
+      held_out: what each client is judged by: a share of its examples, which it does not learn from, or a list with
+        data for each. Rows then have means over clients, their spread, the 10th percentile and the worst.
+      per_client: the same of clients that hold nothing out, by what they learn from.
+      personal_steps: each client takes so many steps from the server's model, and judges that, too.
       batch_size: examples of a local step.
+      accumulate: parts in which a batch's gradient is computed, one after another, to save memory.
+      augment: changes a training batch's inputs at random: a function of inputs and `Draws`.
+      collate: makes a pair (inputs, targets) of a list of a dataset's examples; by default as torch does.
+      workers: processes that read datasets ahead.
       world: how fast clients are, when they are there, how long messages take.
       evaluations: how many, at equal distances in time.
       average: with a time constant, what is evaluated and given back is an average of the server's models over time.
@@ -148,7 +165,14 @@ def simulate(
         metrics=metrics,
         lower_is_better=lower_is_better,
         test=test,
+        held_out=held_out,
+        per_client=per_client,
+        personal_steps=personal_steps,
         batch_size=batch_size,
+        accumulate=accumulate,
+        augment=augment,
+        collate=collate,
+        workers=workers,
         world=world,
         evaluations=evaluations,
         average=average,
@@ -272,19 +296,15 @@ def tune(
     return Tuning(results, labelled, {label: area(result.curve) for label, result in results.items()})
 
 
-def _held_out(clients: Sequence[Data], share: float) -> tuple[list[Data], Data]:
-    """What every client learns from, and what all are judged by."""
-    learned, judged = [], []
-    for number, data in enumerate(given.hands(clients)):
-        examples = size(data[1])
-        generator = torch.Generator().manual_seed(derive("validation", number))
-        order, held = torch.randperm(examples, generator=generator), min(round(share * examples), examples - 1)
-        judged.append(take(data, order[:held].sort().values))
-        learned.append(take(data, order[held:].sort().values))
-    inputs, targets = join([inputs for inputs, _ in judged]), join([targets for _, targets in judged])
-    if not size(targets):
-        raise ValueError(f"validation is {share}, of which no client has a whole example; choose a larger share")
-    return learned, (inputs, targets)
+def _held_out(clients: Sequence[Data], share: float) -> tuple[Sequence[Data], Data]:
+    """What every client learns from, and what all are judged by; where there are very many, by some of them."""
+    learned, judged = parted(clients, share)
+    assert judged is not None
+    some = range(0, len(judged), -(-len(judged) // JUDGES)) if isinstance(clients, OnDemand) else range(len(judged))
+    try:
+        return learned, joined([judged[client] for client in some])
+    except ValueError as error:
+        raise ValueError(f"validation is {share}: {error}; choose a larger share") from None
 
 
 def _short(value: Any) -> str:

@@ -14,8 +14,8 @@ from quafl.protocol.carrier import SERVER
 from quafl.record.rows import Row
 from quafl.run.federation import RUN, ClientProcess, ServerProcess, at_work, stopped_when_asked
 from quafl.tasks import local
+from quafl.tasks.hands import Data
 from quafl.tasks.local import Local
-from quafl.tasks.supervised import Data
 
 # A model and data, or a task of one's own; or a function of the party's name that gives them, or where there is one.
 Brought: TypeAlias = Local | tuple[nn.Module, Data] | Task | Callable[[str], Any] | str

@@ -16,12 +16,14 @@ from quafl.core.seams import Algorithm, Task
 from quafl.protocol.carrier import SERVER
 from quafl.settings.algorithms import Steps
 from quafl.settings.base import Raw, Section, SettingsError
-from quafl.tasks import DataError, local, own, trees
+from quafl.tasks import DataError, local, own
+from quafl.tasks.hands import joined
 from quafl.tasks.local import Local
 
 if TYPE_CHECKING:  # a federation's client has no need of the simulator
     from quafl.settings.world import Clients, Run
 
+VALIDATION = 0.1  # of a client's examples
 OWN = "own"  # the name of whatever has a `make`
 SECTIONS = "task", "algorithm", "codec"  # that may have a function of one's own
 _ALGORITHM = (
@@ -78,9 +80,7 @@ class OwnTask(Own):
                 seed=seed,
                 device=run.device,
                 precision=run.precision,
-                per_client=run.per_client,
                 per_class=run.per_class,
-                lower_is_better=run.lower_is_better,
             )
         except (TypeError, ValueError, AttributeError) as error:
             raise DataError(f"what {self.what} {self.make} returned cannot be used ({error})") from error
@@ -100,9 +100,8 @@ class OwnTask(Own):
                 f"{self.what} {self.make} returned a Task, and nobody knows how to judge it by a part of its data; "
                 f"return a quafl.Local for every party"
             )
-        halves = [local.hold_out(one) for one in brought]
-        inputs, targets = (trees.join(part) for part in zip(*(aside for aside, _ in halves), strict=True))
-        return replace(server, data=(inputs, targets)), [rest for _, rest in halves]
+        halves = [one.without(VALIDATION) for one in brought]
+        return replace(server, data=joined([aside for _, aside in halves])), [rest for rest, _ in halves]
 
 
 class OwnAlgorithm(Steps, Own):

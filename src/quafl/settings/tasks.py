@@ -15,7 +15,8 @@ from quafl.settings.world import Clients, Run
 from quafl.tasks import Quadratic, Supervised, celeba, cifar10, digits, fashion_mnist, leaf, mnist, models, partition
 from quafl.tasks.augment import crop_and_flip
 from quafl.tasks.datasets import CELEBA, Splits
-from quafl.tasks.supervised import Augment, Data
+from quafl.tasks.hands import Data
+from quafl.tasks.supervised import Augment
 
 
 class LearningTask(Section):
@@ -39,9 +40,7 @@ class LearningTask(Section):
             test=test,
             batch_size=self.batch,
             augment=augment,
-            per_client=run.per_client,
             per_class=run.per_class,
-            lower_is_better=run.lower_is_better,
             seed=seed,
             device=run.device,
             precision=run.precision,

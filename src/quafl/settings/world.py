@@ -103,7 +103,8 @@ class Run(Section):
     target: float = Field(default=0.9, allow_inf_nan=False)  # of the metric: when it is reached is shown
     lower_is_better: bool = False  # of the metric; of the loss it always is
     stop_at_target: bool = False  # a seed ends with its first evaluation at the target
-    per_client: bool = False  # the metric on each client's own data: mean, worst, 10th percentile
+    per_client: bool = False  # clients judge, too, each by data of its own: means, spread, 10th percentile, worst
+    personal_steps: int = Field(default=0, ge=0)  # by which each client makes the model its own, and judges it
     per_class: bool = False  # the metric on each class
     potential: bool = False  # record Φ_t
     average: NotNegative = 0.0  # time constant of the average of models that is evaluated and exported; 0: none
@@ -137,6 +138,8 @@ class Run(Section):
             metric=self.metric,
             lower_is_better=self.lower_is_better,
             potential=self.potential,
+            per_client=self.per_client,
+            personal_steps=self.personal_steps,
             average=self.average,
             stop_at=self.target if self.stop_at_target else None,
         )

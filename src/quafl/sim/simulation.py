@@ -5,12 +5,14 @@ from dataclasses import asdict, dataclass, replace
 from math import inf
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from quafl.codec.coders import coders_for
 from quafl.codec.seams import Codec, Codecs
+from quafl.core.judgement import judged
 from quafl.core.randomness import Generators
-from quafl.core.seams import Algorithm, Optimizer, ServerState, Task, Totals
+from quafl.core.seams import Algorithm, Optimizer, Score, ServerState, Task, Totals
 from quafl.record.diagnostics import potential
 from quafl.record.evaluations import Evaluations, Standing
 from quafl.record.rows import Row, is_as_good
@@ -19,6 +21,7 @@ from quafl.sim.clock import VirtualClock
 from quafl.sim.fleet import SimulatedFleet
 from quafl.sim.world import World
 
+JUDGES = 1000  # clients that judge, at most; of more, so many that are evenly spread
 MOTIONLESS = 1000  # rounds at the same time, after which a run has no hope of ending
 
 
@@ -32,6 +35,8 @@ class Plan:
     metric: str = "accuracy"  # that the best model is chosen by; the loss where a task does not have it
     lower_is_better: bool = False  # of the metric; of the loss it always is
     potential: bool = False  # record Φ_t
+    per_client: bool = False  # clients judge, too, each by data of its own
+    personal_steps: int = 0  # local steps by which each makes the model its own, which it then judges as well
     average: float = 0.0  # time constant of the average of models that is evaluated; 0: the model itself is
     stop_at: float | None = None  # of the metric: the first evaluation as good as that is the last
 
@@ -77,7 +82,8 @@ class Simulation:
             stops=plan.stop_at is not None,
             average=plan.average,
         )
-        self._task, self._algorithm, self._plan = task, algorithm, plan
+        self._task, self._algorithm, self._plan, self._optimizer = task, algorithm, plan, optimizer
+        self._judges = torch.linspace(0, clients - 1, min(clients, JUDGES), dtype=torch.float64).long().tolist()
         self._rng, self._clock, self._coders = Generators(plan.seed), VirtualClock(), coders_for(algorithm, codec)
         speeds, link = world.speeds(clients, self._rng, plan.until), world.link(clients, self._coders)
         self._fleet = SimulatedFleet(
@@ -116,6 +122,11 @@ class Simulation:
     def best(self) -> Standing:
         """The best one evaluated so far."""
         return self._evaluations.best.shown
+
+    @property
+    def clients(self) -> dict[str, Score]:
+        """What each client said of the model that was evaluated last, by its number; nothing, if none was asked."""
+        return self._evaluations.clients
 
     @property
     def executor(self) -> str:
@@ -183,6 +194,19 @@ class Simulation:
 
     def _evaluate(self) -> Row:
         more = {} if self._spread is None else {"potential": self._spread}
-        row = self._evaluations.evaluate(self._totals, **more)
+        row = self._evaluations.conclude(self._evaluations.begin(self._totals), self._judged(), **more)
         self._evaluated = True
         return row
+
+    def _judged(self) -> dict[str, Score] | None:
+        """What clients say of the model that is shown."""
+        if not self._plan.per_client and getattr(self._task, "has_test", True):
+            return None
+        shown, steps = self._evaluations.shown, self._plan.personal_steps
+        scores = {
+            str(client): judged(
+                self._task, client, shown.model, shown.buffers, optimizer=self._optimizer, personal_steps=steps
+            )
+            for client in self._judges
+        }
+        return {client: score for client, score in scores.items() if score is not None}

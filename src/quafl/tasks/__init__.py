@@ -3,8 +3,9 @@
 from quafl.tasks import partition
 from quafl.tasks.datasets import celeba, cifar10, digits, fashion_mnist, leaf, mnist
 from quafl.tasks.files import DataError
+from quafl.tasks.judging import accuracy
 from quafl.tasks.quadratic import Quadratic
-from quafl.tasks.supervised import Supervised, accuracy
+from quafl.tasks.supervised import Supervised
 
 __all__ = [
     "DataError",

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from quafl.core.randomness import derive
 from quafl.tasks.files import DataError, Files, needed
-from quafl.tasks.supervised import Data, take
+from quafl.tasks.given import Pair as Data
+from quafl.tasks.hands import take
 
 
 class Splits(NamedTuple):

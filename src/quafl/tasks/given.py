@@ -26,7 +26,7 @@ def usable(device: torch.device | str) -> torch.device:
         return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError, TypeError) as error:
         raise ValueError(
-            f"device is {str(device)!r}, must be one that PyTorch can use here ({_line(error)}); 'cpu' always is"
+            f"device is {str(device)!r}, must be one that PyTorch can use here ({line(error)}); 'cpu' always is"
         ) from error
 
 
@@ -39,19 +39,32 @@ def listed(clients: Any) -> list[Any]:
     return list(clients)
 
 
-def hands(clients: Any) -> list[Pair]:
+def hands(clients: Any, whose: Callable[[int], str] = "client {}".format) -> list[Pair]:
     """Every client's data, alike in all but their number."""
-    found = [examples(data, f"client {number}") for number, data in enumerate(listed(clients))]
+    found = [examples(data, whose(number)) for number, data in enumerate(listed(clients))]
     if not found:
         raise ValueError("there are no clients; give at least one")
-    form = _form(found[0])
+    known = form(found[0])
     for number, data in enumerate(found):
-        if _form(data) != form:
+        if form(data) != known:
             raise ValueError(
-                f"client {number} has {_said(data)}, client 0 has {_said(found[0])}; give every client the same kinds "
-                f"and shapes"
+                f"{whose(number)} has {_said(data)}, {whose(0)} has {_said(found[0])}; give every client the same "
+                f"kinds and shapes"
             )
     return found
+
+
+def kinds_of(data: Pair) -> Any:
+    """Names and types of the parts, whatever their shapes: those of texts may differ from batch to batch."""
+    return [[(name, dtype) for name, dtype, _ in _leaves(tree)] for tree in data]
+
+
+def check_alike(data: Pair, whose: str, kinds: Any, known: Any, first: str) -> None:
+    """Whether a batch has the parts that the first one had."""
+    if kinds != known:
+        raise ValueError(
+            f"{whose} has {_said(data)}, which is not what {first} has; give every client the same parts and types"
+        )
 
 
 def examples(data: Any, whose: str) -> Pair:
@@ -90,7 +103,7 @@ def _tensor(value: Any, whose: str) -> Tensor:
         tensor = _as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
-            f"{whose} are a {type(value).__name__} that is no tensor ({_line(error)}); give a tensor or a numpy array "
+            f"{whose} are a {type(value).__name__} that is no tensor ({line(error)}); give a tensor or a numpy array "
             f"of numbers, with an example a row"
         ) from error
     if not tensor.ndim:
@@ -111,27 +124,45 @@ def _as_tensor(value: Any) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array) if array.flags.writeable else array.copy())
 
 
+def suiting(loss: Any, outputs: Tree) -> Any:
+    """The loss itself; for outputs that have `logits`, as those of Hugging Face's models, one of classes is of
+    these."""
+    if is_class_loss(loss) and not isinstance(outputs, Tensor) and hasattr(outputs, "logits"):
+        return OfLogits(loss)
+    return loss
+
+
+class OfLogits:
+    """A loss of a model's `logits`."""
+
+    def __init__(self, loss: Any) -> None:
+        self.loss = loss
+
+    def __call__(self, outputs: Any, targets: Tree) -> Tensor:
+        """Of a batch."""
+        value: Tensor = self.loss(outputs.logits, targets)
+        return value
+
+
 def is_class_loss(loss: Any) -> bool:
     """Whether its targets are numbers of classes."""
+    loss = loss.loss if isinstance(loss, OfLogits) else loss
     return loss is functional.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
 
 
-def as_the_model_takes_it(module: Callable[..., Any], data: Pair, few: Tensor) -> tuple[Tree, Pair]:
-    """Outputs for a few of the examples, and the data: as they are, or with their octets as numbers from 0 to 1."""
-    inputs, targets = data
-    some = trees.change(inputs, lambda tensor: tensor[few])
+def as_the_model_takes_it(module: Callable[..., Any], inputs: Tree) -> tuple[Tree, Callable[[Tensor], Tensor] | None]:
+    """Outputs for a few examples, and how all inputs are to be changed: not at all, or octets to numbers from 0 to
+    1."""
     try:
-        return trees.call(module, some), data
+        return trees.call(module, inputs), None
     except Exception as error:  # of a model that nobody here has seen before
-        scaled = trees.change(some, _scaled)
         try:
-            outputs = trees.call(module, scaled)
+            return trees.call(module, trees.change(inputs, _scaled)), _scaled
         except Exception:
             raise ValueError(
-                f"the model cannot take inputs that are {_kinds(some)} each ({_line(error)}); change one to suit the "
+                f"the model cannot take inputs that are {_kinds(inputs)} each ({line(error)}); change one to suit the "
                 f"other"
             ) from error
-        return outputs, (trees.change(inputs, _scaled), targets)
 
 
 def _scaled(tensor: Tensor) -> Tensor:
@@ -148,7 +179,7 @@ def check_loss(loss: Any, outputs: Tree, targets: Tree) -> None:
     except Exception as error:  # likewise
         raise ValueError(
             f"the loss cannot be computed from outputs that are {_kinds(outputs)} and targets that are "
-            f"{_kinds(targets)} ({_line(error)}); give a loss(outputs, targets) that suits them"
+            f"{_kinds(targets)} ({line(error)}); give a loss(outputs, targets) that suits them"
         ) from error
     if not isinstance(value, Tensor):
         raise TypeError(f"the loss gives a {type(value).__name__}, must give a tensor; compute it by torch's functions")
@@ -165,6 +196,7 @@ def check_loss(loss: Any, outputs: Tree, targets: Tree) -> None:
 def check_classes(loss: Any, outputs: Tree, targets: Tree, whose: Callable[[int], str]) -> None:
     """Whether targets are numbers of classes that the model has outputs for; or a share of each class. `whose` says to
     whom an example belongs."""
+    outputs = getattr(outputs, "logits", outputs)
     if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor) or outputs.ndim < 2:
         return
     classes, kind = outputs.shape[1], f"{_kinds(targets)} each, for outputs that are {_kinds(outputs)}"
@@ -211,7 +243,8 @@ def _leaves(tree: Tree) -> list[tuple[str, Any, tuple[int, ...]]]:
     ]
 
 
-def _form(data: Pair) -> Any:
+def form(data: Pair) -> Any:
+    """Names, types and shapes of the parts of an example."""
     return _leaves(data[0]), _leaves(data[1])
 
 
@@ -223,5 +256,6 @@ def _kinds(tree: Tree) -> str:
     return ", ".join(f"{name}{str(dtype).removeprefix('torch.')} {shape}" for name, dtype, shape in _leaves(tree))
 
 
-def _line(error: BaseException) -> str:
+def line(error: BaseException) -> str:
+    """The gist of an error that is not ours."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

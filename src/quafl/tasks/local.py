@@ -12,11 +12,14 @@ from torch.nn import functional
 from quafl.core.messages import Buffers, Model
 from quafl.core.randomness import derive
 from quafl.core.seams import Batch, Score, Shapes, Task
-from quafl.tasks import own, trees
+from quafl.tasks import given, own, reading
 from quafl.tasks.files import DataError
 from quafl.tasks.flat import Flat
+from quafl.tasks.hands import Data, apart
+from quafl.tasks.judging import Measure
 from quafl.tasks.precision import Precision
-from quafl.tasks.supervised import Augment, Data, Measure, Supervised, take
+from quafl.tasks.reading import Collate
+from quafl.tasks.supervised import Augment, Supervised
 
 PARTS = "initial", "batch", "gradient", "evaluate", "export"  # of a Task
 NOTHING = "the task has a model but no data; a client cannot learn from nothing"
@@ -24,10 +27,24 @@ NOTHING = "the task has a model but no data; a client cannot learn from nothing"
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """What a party brings along: the model that everybody trains, and data of its own, inputs and targets with an
-    example a row. A client learns from its data; the server judges by them, and may have none.
+    """What a party brings along: the model that everybody trains, and data of its own. A client learns from its data;
+    the server judges by them, and may have none.
 
-    The weights of the server's model are where everybody starts; those of the clients do not matter.
+    Attributes:
+      model: any module. The weights of the server's are where everybody starts; of the clients' weights, only those
+        that are not trained matter, and must be the same.
+      data: a pair (inputs, targets) with an example a row, or a map-style dataset, which is read when it is needed.
+      loss: of a batch's outputs and targets, a mean over the batch.
+      metrics: what is reported beside the loss, by name.
+      batch_size: examples of a local step.
+      augment: changes a training batch's inputs at random.
+      held_out: what a client is judged by at its own place: a share of its data, which it does not learn from, or other
+        data.
+      accumulate: parts in which a batch's gradient is computed, one after another, to save memory.
+      collate: makes a pair (inputs, targets) of a list of a dataset's examples.
+      workers: processes that read a dataset ahead.
+      device: where this party computes: "cpu", "cuda", "cuda:1", or "auto" for a GPU if there is one.
+      precision: of its gradients: "float32", "tf32" or "bfloat16".
     """
 
     model: nn.Module
@@ -36,26 +53,64 @@ class Local:
     metrics: Mapping[str, Measure] | None = None
     batch_size: int = 32
     augment: Augment | None = None
+    held_out: Data | float | None = None
+    accumulate: int = 1
+    collate: Collate | None = None
+    workers: int = 0
+    device: str = "cpu"
+    precision: Precision = "float32"
 
-    def build(self, seed: int = 0, device: str = "cpu", precision: Precision = "float32") -> Task:
-        """The task."""
+    def build(self, seed: int = 0, device: str | None = None, precision: Precision | None = None) -> Task:
+        """The task; on this device, if not on its own."""
+        where = found_device(device or self.device)
         if self.data is None:
-            return _Unjudged(self.model, device)
+            return _Unjudged(self.model, where)
+        data, judged = self.parts()
         return Supervised(
             self.model,
-            [self.data],
-            loss=self.loss,
+            [data],
+            held_out=None if judged is None else [judged],
+            **self.settings(),
             metrics=self.metrics,
-            batch_size=self.batch_size,
-            augment=self.augment,
             seed=seed,
-            device=device,
-            precision=precision,
+            device=where,
+            precision=precision or self.precision,
         )
+
+    def settings(self) -> dict[str, Any]:
+        """What a client's training depends on, beside its model and data."""
+        names = "loss", "batch_size", "augment", "accumulate", "collate", "workers"
+        return {name: getattr(self, name) for name in names}
+
+    def parts(self) -> tuple[Data, Data | None]:
+        """What this party learns from, and what it is judged by at its own place."""
+        data = self._data()
+        if not isinstance(self.held_out, float | int):
+            return data, self.held_out
+        if not 0 < self.held_out < 1:
+            raise ValueError(f"held_out is {self.held_out}, must be a share between 0 and 1, or data")
+        return apart(data, self.held_out)
+
+    def without(self, share: float) -> tuple["Local", Data | None]:
+        """The party without a share of its data, and that share."""
+        rest, aside = apart(self._data(), share, "tuning")
+        return replace(self, data=rest), aside
+
+    def _data(self) -> Data:
+        if self.data is None:
+            raise DataError(NOTHING)
+        return self.data if reading.is_dataset(self.data) else given.examples(self.data, "the party's data")
+
+
+def found_device(device: str) -> str:
+    """`auto` is a GPU, if there is one that PyTorch can use."""
+    return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
 
 
 class _Unjudged:
     """A model without data."""
+
+    has_test = False
 
     def __init__(self, module: nn.Module, device: str = "cpu") -> None:
         self._flat = Flat(module, torch.device(device))
@@ -86,12 +141,19 @@ class _Unjudged:
 
 
 def make(
-    path: str, name: str, seed: int = 0, options: Mapping[str, Any] | None = None, *, what: str = "--task"
+    path: str,
+    name: str,
+    seed: int = 0,
+    options: Mapping[str, Any] | None = None,
+    *,
+    what: str = "--task",
+    device: str | None = None,
 ) -> Task:
-    """The task that a user's function, 'package.module:function', makes for the party of that name."""
+    """The task that a user's function, 'package.module:function', makes for the party of that name; on this device, if
+    not on its own."""
     with _usable(path, what):
         brought = bring(path, name, seed, options, what=what)
-        return brought.build(seed) if isinstance(brought, Local) else brought
+        return brought.build(seed, device) if isinstance(brought, Local) else brought
 
 
 def bring(path: str, name: str, seed: int, options: Mapping[str, Any] | None = None, *, what: str) -> Local | Task:
@@ -124,33 +186,34 @@ def together(
     seed: int,
     device: str = "cpu",
     precision: Precision = "float32",
-    per_client: bool = False,
     per_class: bool = False,
-    lower_is_better: bool = False,
 ) -> Task:
-    """All parties' tasks as one, for a simulation. The model and what it is judged by are the server's, or all the
-    clients' data where that has none; loss and augmentation are those of the first client."""
+    """All parties' tasks as one, for a simulation. The model and what it is judged by are the server's; where that has
+    no data, the clients judge by what they have held out, or else it is judged by all they have. How clients train is
+    as the first one does."""
     alike = [one for one in clients if isinstance(one, Local)]
     if isinstance(server, Local) and len(alike) == len(clients) and len({one.batch_size for one in alike}) == 1:
+        parts = [one.parts() for one in alike]
+        judged = [judged for _, judged in parts]
         return Supervised(
             server.model,
-            [_data(one) for one in alike],
-            loss=alike[0].loss,
+            [data for data, _ in parts],
+            held_out=None if all(one is None for one in judged) else judged,
+            **alike[0].settings(),
             metrics=server.metrics,
             test=server.data,
-            batch_size=alike[0].batch_size,
-            augment=alike[0].augment,
-            per_client=per_client,
             per_class=per_class,
-            lower_is_better=lower_is_better,
             seed=seed,
             device=device,
             precision=precision,
         )
-    if per_client or per_class:
-        raise ValueError("per_client and per_class need a quafl.Local of every party, with one batch size")
-    if isinstance(server, Local) and server.data is None:
-        raise ValueError("the server has no data to judge by, and the clients' are not of one kind; give it some")
+    if per_class:
+        raise ValueError("per_class needs a quafl.Local of every party, with one batch size")
+    if isinstance(server, Local) and server.data is None and any(one.held_out is None for one in alike):
+        raise ValueError(
+            "the server has no data to judge by, and the clients' are not of one kind; give it some, or every client "
+            "`held_out`"
+        )
     parties = [
         one.build(derive(seed, number), device, precision) if isinstance(one, Local) else one
         for number, one in enumerate([server, *clients])
@@ -158,17 +221,16 @@ def together(
     return _Everybody(parties[0], parties[1:])
 
 
-def _data(brought: Local) -> Data:
-    if brought.data is None:
-        raise DataError(NOTHING)
-    return brought.data
-
-
 class _Everybody:
     """The tasks of all parties as one: each client learns from its own, the server's has the model and judges."""
 
     def __init__(self, server: Task, clients: Sequence[Task]) -> None:
         self._server, self._clients = server, clients
+
+    @property
+    def has_test(self) -> bool:
+        """Of the server."""
+        return getattr(self._server, "has_test", True)
 
     def initial(self) -> tuple[Model, Buffers]:
         """The server's."""
@@ -188,14 +250,11 @@ class _Everybody:
         """By the server."""
         return self._server.evaluate(model, buffers)
 
+    def judge(self, client: int, model: Model, buffers: Buffers) -> Score | None:
+        """By the client."""
+        mine = getattr(self._clients[client], "judge", None)
+        return None if mine is None else mine(0, model, buffers)
+
     def export(self, model: Model, buffers: Buffers) -> dict[str, Tensor]:
         """By the server."""
         return self._server.export(model, buffers)
-
-
-def hold_out(brought: Local) -> tuple[Data, Local]:
-    """A tenth of the examples, whatever the run's seed, and the party without them."""
-    data = _data(brought)
-    size = trees.size(data[0])
-    order = torch.randperm(size, generator=torch.Generator().manual_seed(derive("validation")))
-    return take(data, order[: size // 10]), replace(brought, data=take(data, order[size // 10 :]))

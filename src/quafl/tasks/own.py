@@ -59,7 +59,7 @@ def call(
     such a one is not given it. With a seed, all that it draws at random follows from that."""
     function, options = _function(path, what), options or {}
     try:
-        with _seeded(seed):
+        with seeded(seed):
             named = name is not None and _has_place(function, options)
             return function(name, **options) if named else function(**options)
     except Exception as error:  # it is the user's, and may raise anything
@@ -114,7 +114,7 @@ def _said(error: Exception) -> str:
 
 
 @contextmanager
-def _seeded(seed: int | None) -> Iterator[None]:
+def seeded(seed: int | None) -> Iterator[None]:
     """All generators that code of its own accord draws from."""
     if seed is None:
         yield

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from quafl.core.randomness import derive
 from quafl.tasks import trees
+from quafl.tasks.given import Pair as Data
 from quafl.tasks.given import examples
-from quafl.tasks.supervised import Data, take
+from quafl.tasks.hands import take
 
 WHOLE = "the dataset"
 

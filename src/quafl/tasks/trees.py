@@ -66,6 +66,14 @@ def size(tree: Tree) -> int:
     return int(sizes.pop())
 
 
+def octets(tree: Tree) -> int:
+    """Of all tensors."""
+    if isinstance(tree, Tensor):
+        return tree.nbytes
+    parts = tree.values() if isinstance(tree, Mapping) else tree if isinstance(tree, tuple | list) else ()
+    return sum(map(octets, parts))
+
+
 def call(module: Callable[..., Any], inputs: Tree) -> Tree:
     """module(x), module(*parts) or module(**parts)."""
     if isinstance(inputs, Mapping):

@@ -91,6 +91,10 @@ def _load(name: str) -> Kernel | str:
 
             return Native()
         if name == "triton":
+            import triton
+
+            if not hasattr(triton, "knobs"):
+                return f"Triton {triton.__version__} is too old; it takes 3.6 or newer"
             from quafl.codec.kernels.fused import Triton
 
             return Triton()

@@ -74,6 +74,8 @@ class Choice:
         try:
             if not can_be_together(self.task):
                 raise Unsuitable(f"{type(self.task).__name__} has no pure_gradient")
+            if not self.task.in_memory:
+                raise Unsuitable("their data are read when they are needed")
             if not len(self._whole(self.task)):
                 raise Unsuitable("no client has a whole batch")
             sizes = self._group_sizes(name)

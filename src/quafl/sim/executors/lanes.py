@@ -33,6 +33,10 @@ class Together(Task, Protocol):
     def precision(self) -> Precision:
         """In what arithmetic."""
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether the data are where models are."""
+
     def same_shape(self, ids: Ids) -> Tensor:
         """Which clients have batches of the common shape."""
 
@@ -67,7 +71,7 @@ Engine: TypeAlias = Callable[[Gradient, Optimizer, Direction | None, Lane], Adva
 
 def can_be_together(task: Task) -> TypeGuard[Together]:
     """Whether the task has what lanes need."""
-    return all(hasattr(task, part) for part in ("precision", "same_shape", "pure_gradient"))
+    return all(hasattr(task, part) for part in ("precision", "in_memory", "same_shape", "pure_gradient"))
 
 
 class Hooked(NamedTuple):

@@ -13,10 +13,13 @@ class Sequential:
 
     def __init__(self, task: Task, optimizer: Optimizer, direction: Direction | None = None) -> None:
         self._task, self._optimizer, self._direction = task, optimizer, direction
+        self._expect = getattr(task, "expect", None)
 
     def __call__(self, clients: Client, ids: Ids, counts: Counts) -> Client:
         """The clients after `counts` more steps each."""
         rows = []
+        if self._expect is not None:
+            self._expect(_keys(clients, ids, counts))
         for row, (client_id, count) in enumerate(zip(ids.tolist(), counts.tolist(), strict=True)):
             client = clients[row]
             first = int(client.steps)
@@ -27,3 +30,9 @@ class Sequential:
         if len(rows) == 1:
             return replace(rows[0].each(lambda tensor: tensor.unsqueeze(0)), base=clients.base)
         return replace(type(clients).stack(rows), base=clients.base) if rows else clients
+
+
+def _keys(clients: Client, ids: Ids, counts: Counts) -> list[tuple[int, int]]:
+    """The batches that will be asked for, as (client, step)."""
+    work = zip(ids.tolist(), clients.steps.tolist(), counts.tolist(), strict=True)
+    return [(client, step) for client, first, count in work for step in range(first, first + count)]
