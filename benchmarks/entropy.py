@@ -9,7 +9,6 @@ from itertools import pairwise
 from math import erfc, exp, inf, pi, sqrt
 from typing import NamedTuple
 
-import constriction
 import numpy as np
 import torch
 from torch import Tensor
@@ -38,6 +37,8 @@ def coded(x: Tensor, step: float, seed: int) -> Coded:
     shares, centers = _cells(step)
     level = torch.tensor(centers, dtype=torch.float32)[cell]
     scale = z.square().sum(dim=-2, keepdim=True) / (z * level).sum(dim=-2, keepdim=True)
+    import constriction  # the extra `bench`: only this needs it
+
     model = constriction.stream.model.Categorical(np.array(shares, dtype=np.float32), perfect=False)
     symbols = cell.flatten().numpy().astype(np.int32)
     coder = constriction.stream.stack.AnsCoder()

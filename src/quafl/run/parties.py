@@ -12,6 +12,7 @@ from uuid import uuid4
 
 import safetensors.torch
 
+from quafl.core.messages import Buffers, Model
 from quafl.core.randomness import Generators, derive
 from quafl.core.seams import Task
 from quafl.deploy.carrier import Carrier, Loop
@@ -36,6 +37,8 @@ from quafl.settings.federation import FederationSettings, agree
 from quafl.tasks import local
 
 _log = logging.getLogger(__name__)
+
+FINAL = "model.safetensors"  # in a client's folder, when a run is over
 
 
 class ServerRun:
@@ -147,12 +150,15 @@ def make_client(
     options: Mapping[str, Any] | None = None,
     step_seconds: float = 0.0,
     tell_private: bool = True,
+    device: str | None = None,
 ) -> ClientDriver:
-    """A client, from wherever it stands, with a task or the function that makes it, which is given the options. What
-    cannot be learned from is said now."""
-    task = local.make(made, name, derive("client", name), options) if isinstance(made, str) else made
+    """A client, from wherever it stands, with a task or the function that makes it, which is given the options; on this
+    device, if not on its own. What cannot be learned from is said now. The final model is kept in the folder."""
+    if isinstance(made, str):
+        made = local.make(made, name, derive("client", name), options, device=device)
+    task = made
     task.batch(0, 0)
-    kept, reports = kept_in(folder)
+    kept, reports = kept_in(folder, task.initial()[0].device.type)
     machine = ClientSide(
         name,
         task,
@@ -163,4 +169,14 @@ def make_client(
         step_seconds=step_seconds,
         tell_private=tell_private,
     )
-    return ClientDriver(machine, folder, ask)
+
+    def keep(model: Model, buffers: Buffers) -> None:
+        try:
+            with write_atomically(folder / FINAL, "wb") as stream:
+                stream.write(safetensors.torch.save(task.export(model, buffers)))
+        except OSError as error:
+            _log.error("the final model could not be written: %s", error)
+        else:
+            _log.info("the final model is in %s", folder / FINAL)
+
+    return ClientDriver(machine, folder, ask, on_final=keep)
