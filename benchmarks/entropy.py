@@ -27,6 +27,8 @@ class Coded(NamedTuple):
 
 def coded(x: Tensor, step: float, seed: int) -> Coded:
     """x through cells of so many standard deviations, and back."""
+    import constriction  # the extra `bench`: only this needs it
+
     dim = len(x)
     words = hashing.words(torch.tensor(seed), torch.arange(block_count(dim)), block_size(dim))
     signs, blocks = hashing.sign(words), to_blocks(x)
@@ -37,8 +39,6 @@ def coded(x: Tensor, step: float, seed: int) -> Coded:
     shares, centers = _cells(step)
     level = torch.tensor(centers, dtype=torch.float32)[cell]
     scale = z.square().sum(dim=-2, keepdim=True) / (z * level).sum(dim=-2, keepdim=True)
-    import constriction  # the extra `bench`: only this needs it
-
     model = constriction.stream.model.Categorical(np.array(shares, dtype=np.float32), perfect=False)
     symbols = cell.flatten().numpy().astype(np.int32)
     coder = constriction.stream.stack.AnsCoder()

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from quafl.core.messages import Buffers, Model
 from quafl.core.randomness import derive
-from quafl.core.seams import Score
+from quafl.core.seams import EXAMPLES, Score
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,11 @@ class Quadratic:
         """f(x) − min f, and how far away the minimum is."""
         away = model - self.minimum
         return {"loss": float((0.5 * self.curvature * away.square()).sum()), "distance": float(away.norm())}
+
+    def judge(self, client: int, model: Model, buffers: Buffers) -> Score:
+        """f_i(x), of a client's own centre."""
+        away = model - self.centers[client]
+        return {"loss": float((0.5 * self.curvature * away.square()).sum()), EXAMPLES: 1}
 
     def export(self, model: Model, buffers: Buffers) -> dict[str, Tensor]:
         """The point itself."""
