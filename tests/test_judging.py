@@ -22,6 +22,8 @@ from quafl.core.quafl import QuAFL
 from quafl.deploy import provision
 from quafl.protocol.judging import score_from, score_to_bytes
 from quafl.protocol.messages import Evaluate, Evaluated, as_text, model_from, to_bytes
+from quafl.record import report
+from quafl.record.summary import read_curve
 from quafl.tasks import Quadratic
 
 X = torch.randn(90, 4, generator=torch.Generator().manual_seed(0))
@@ -186,17 +188,27 @@ def test_a_server_without_data_sees_how_good_the_model_is_at_its_clients_who_are
     assert last["loss"] == pytest.approx(loss, rel=1e-4)
 
 
-def test_the_simulation_says_the_same_columns() -> None:
-    result = quafl.simulate(
-        model=nn.Linear(4, 2),
-        clients=[(X[:30], Y[:30]), (X[30:], Y[30:])],
-        algorithm=quafl.QuAFL(sampled=2),
-        until=40,
-        evaluations=2,
-        held_out=1 / 3,
-        personal_steps=2,
-    )
+def test_the_simulation_says_the_same_columns_and_the_report_shows_each_client(tmp_path: Path) -> None:
+    given: dict[str, Any] = {
+        "model": nn.Linear(4, 2),
+        "clients": [(X[:30], Y[:30]), (X[30:], Y[30:])],
+        "algorithm": quafl.QuAFL(sampled=2),
+        "until": 40,
+        "evaluations": 2,
+        "held_out": 1 / 3,
+        "personal_steps": 2,
+        "out": tmp_path,
+    }
+    result = quafl.simulate(**given)
     row = result.rows[-1]
     assert {f"accuracy_clients_{name}" for name in ("mean", "weighted", "spread", "p10", "worst")} <= row.keys()
     assert row["accuracy"] == pytest.approx(row["accuracy_clients_weighted"])
     assert "accuracy_personal_mean" in row
+    mine = result.clients[0]
+    assert set(mine) == {"0", "1"}
+    assert mine["1"]["examples"] == 20
+    assert min(score["accuracy"] for score in mine.values()) == pytest.approx(row["accuracy_clients_worst"])
+    assert quafl.simulate(**given).clients == result.clients  # read from the folder
+    page = report.page([read_curve(tmp_path)])
+    assert "At the clients" in page
+    assert f"<td>{mine['1']['personal_accuracy']:.4f}</td>" in page

@@ -23,6 +23,7 @@ from quafl.codec.seams import Codec, Codecs
 from quafl.core.seams import Algorithm, Optimizer
 from quafl.record.evaluations import Diverged
 from quafl.record.files import alone, write_atomically
+from quafl.record.judged import Scores
 from quafl.record.rows import Row
 from quafl.record.summary import REPORT, Curve, ranked
 from quafl.run.arguments import CODEC, OPTIMIZER, WORLD, Arguments, arguments
@@ -408,6 +409,7 @@ class _Run:
         self.rows: dict[int, list[Row]] = {}
         self._folder = None if place is None else opened(place, self.curve)
         self._models: dict[int, Models] = {}
+        self._clients: dict[int, Scores] = {}
         self._troubles: dict[int, str] = {}
         self._interrupted = False
 
@@ -444,6 +446,7 @@ class _Run:
         task, simulation = self.curve.made
         last, best = (task.flat.module(shown.model, shown.buffers) for shown in (simulation.last, simulation.best))
         self.rows[seed], self._models[seed] = simulation.rows, Models(last, best)
+        self._clients[seed] = simulation.clients
         if outcome is None:
             self._interrupted = True
             return
@@ -460,7 +463,7 @@ class _Run:
     def _take_over(self, folder: Folder[Arguments], seed: int) -> None:
         """What was computed earlier."""
         kept = folder.outcome(seed)
-        self.rows[seed] = kept.rows
+        self.rows[seed], self._clients[seed] = kept.rows, kept.clients
         last, best = deepcopy(self.curve.model), deepcopy(self.curve.model)
         last.load_state_dict(kept.models["last"])
         best.load_state_dict(kept.models["best"])
@@ -474,5 +477,5 @@ class _Run:
         interrupted = self._interrupted or len(self.rows) < len(self.curve.run.seeds)
         if interrupted:
             settings["run"]["until"] = min(rows[-1]["time"] for rows in self.rows.values())
-        curve = Curve(self.curve.label, self.rows, settings, versions(), self._troubles)
+        curve = Curve(self.curve.label, self.rows, settings, versions(), self._troubles, clients=self._clients)
         return Result(curve, self._models, interrupted)

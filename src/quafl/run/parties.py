@@ -29,6 +29,7 @@ from quafl.protocol.server import ServerSide
 from quafl.record.checkpoints import Checkpoints
 from quafl.record.evaluations import check_first
 from quafl.record.files import write_atomically
+from quafl.record.judged import JUDGED, write_scores
 from quafl.record.rows import Row, write_rows
 from quafl.record.summary import HISTORY, ROWS, SETTINGS, VERSIONS, RunError
 from quafl.run.tracking import Tracked, Tracking, check
@@ -130,6 +131,8 @@ class ServerRun:
     def _record(self, row: Row) -> None:
         try:
             write_rows(self._out / ROWS, self.coordinator.evaluations.rows)
+            if scores := self.coordinator.evaluations.clients:
+                write_scores(self._out / JUDGED.format(seed=self._settings.run.seed), scores)
         except OSError as error:
             _log.error("the rows could not be written: %s", error)
         if self._settings.run.track:
