@@ -102,7 +102,8 @@ class SimulatedFleet:
             optimizer=optimizer.init(everybody.base[0]),
             left_out=coders.up.nothing_left_out(everybody.base[0]),
         )
-        self._slow = (speeds.relative() <= SLOW).tolist()
+        self._slow = speeds.relative() <= SLOW
+        self._there, self._present = torch.empty(0, dtype=torch.bool), torch.empty(0, dtype=torch.int64)
         self._store = Store(everybody, somebody, **(given or {}))
         self._waiting: list[_Waiting] = []  # contacts whose local steps have not been computed yet
         self._busy: set[int] = set()  # clients in them
@@ -169,7 +170,10 @@ class SimulatedFleet:
 
     def available(self) -> Ids:
         """Clients that are there."""
-        return self._speeds.present(self._clock.now()).nonzero().squeeze(-1)
+        there = self._speeds.present(self._clock.now())
+        if there is not self._there:
+            self._there, self._present = there, there.nonzero().squeeze(-1)
+        return self._present
 
     def tell(self, want: Tell) -> None:
         """Contact the clients; what they answer is then under way."""
