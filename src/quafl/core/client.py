@@ -36,10 +36,11 @@ def local_step(
     client: Client, task: Task, batch: Batch, optimizer: Optimizer, direction: Direction | None = None
 ) -> Client:
     """One pass of LocalUpdates, lines 4-5: g̃_i at X^i − progress, added to the progress."""
-    gradient, buffers = task.gradient(client.base - client.progress, client.buffers, batch)
+    model = client.base - client.progress
+    gradient, buffers = task.gradient(model, client.buffers, batch)
     if direction is not None:
         gradient = direction(client, gradient)
-    displacement, optimizer_state = optimizer.update(gradient, client.optimizer)
+    displacement, optimizer_state = optimizer.update(gradient, client.optimizer, model)
     if optimizer.rate != 1:
         displacement = optimizer.rate * displacement
     if optimizer.factor is not None:

@@ -98,10 +98,10 @@ class Task(Protocol):
 
 class Optimizer(NamedTuple):
     """A local optimizer as two pure functions; its state stays with the client. A rate beside them instead of in them
-    need not be compiled."""
+    need not be compiled. `update` is given a gradient, the state, and the model at which the gradient was taken."""
 
     init: Callable[[Model], OptimizerState]
-    update: Callable[[Model, OptimizerState], tuple[Model, OptimizerState]]  # gradient -> displacement, at rate 1
+    update: Callable[[Model, OptimizerState, Model], tuple[Model, OptimizerState]]  # -> displacement, at rate 1
     factor: Callable[[Counts], Tensor] | None = None  # of the displacement, by the server's round: a schedule
     fresh: bool = False  # begin anew after each contact
     rate: float = 1.0
