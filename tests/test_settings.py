@@ -45,7 +45,7 @@ from quafl.settings.reading import builtin, load
         ("algorithm={name='fedasync',proximity=inf}", "algorithm.proximity = inf: must be a finite number"),
         (
             "algorithm={name='fedasync',weighted=true}",
-            "unknown key algorithm.weighted = True; did you mean 'weight_decay'? allowed here: sampled, local_steps, lr",
+            "unknown key algorithm.weighted = True; did you mean 'weight_decay'? allowed here: sampled, local_steps",
         ),
         ("algorithm.schedule={name='step'}", "algorithm.schedule.name = 'step': must be one of 'linear', 'cosine'"),
         (

@@ -13,7 +13,7 @@ from quafl.protocol import messages
 Layout: TypeAlias = tuple[str, ...]
 
 LONGEST = messages.LONGEST_TEXT // 2  # octets that a greeting has for it
-SHOWN = 60  # characters of a line, in a sentence
+SHOWN = 100  # characters of a line, in a sentence: its end, where the last parts of the name are, and the shape
 
 
 def layout_of(task: Task) -> Layout:
@@ -57,4 +57,4 @@ def difference(mine: Layout, name: str, theirs: Any) -> str:
 
 
 def _shown(line: str) -> str:
-    return repr(line if len(line) <= SHOWN else line[:SHOWN] + "…")
+    return repr(line if len(line) <= SHOWN else "…" + line[-SHOWN:])
