@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quafl.core.messages import Buffers, Heard, Message, Model
 from quafl.core.pieces import distance, zeros
-from quafl.core.seams import Algorithm, Batch, ClientState, Counts, Direction, Optimizer, Task
+from quafl.core.seams import Algorithm, Batch, ClientState, Counts, Direction, Ids, Optimizer, Task, examples_of
 
 Client = TypeVar("Client", bound=ClientState)
 
@@ -82,6 +82,14 @@ def stopped(client: Client) -> Client:
 
 
 # What those who run algorithms call
+
+
+def counted(clients: Any, task: Task, ids: Ids) -> Any:
+    """The clients with the numbers of their `examples`, where the algorithm has them know these."""
+    if not hasattr(clients, "examples"):
+        return clients
+    found = torch.tensor([examples_of(task, client) for client in ids.tolist()])
+    return replace(clients, examples=found.to(clients.examples))
 
 
 class Said(NamedTuple):

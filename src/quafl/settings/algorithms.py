@@ -213,6 +213,7 @@ class FedAvgSettings(Local, Moving):
 
     name: Literal["fedavg"]
     proximity: NotNegative = 0.0  # μ of FedProx
+    weighted: bool = False  # clients count by their numbers of examples
 
     def build(self, defence: Defence = NO_DEFENCE) -> Algorithm:
         """The algorithm."""
@@ -225,6 +226,7 @@ class FedAvgSettings(Local, Moving):
             server=None if adopts else self.descent(),
             patience=self.patience,
             defence=defence,
+            weighted=self.weighted,
         )
 
 

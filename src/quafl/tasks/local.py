@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from quafl.core.messages import Buffers, Model
 from quafl.core.randomness import derive
-from quafl.core.seams import Batch, Score, Shapes, Task
+from quafl.core.seams import Batch, Score, Shapes, Task, examples_of
 from quafl.tasks import given, own, reading
 from quafl.tasks.files import DataError
 from quafl.tasks.flat import Flat
@@ -250,6 +250,10 @@ class _Everybody:
         client, mine = batch
         task: Task = self._clients[client]
         return task.gradient(model, buffers, mine)
+
+    def examples(self, client: int) -> int:
+        """As the client's task counts them."""
+        return examples_of(self._clients[client], 0)
 
     def evaluate(self, model: Model, buffers: Buffers) -> Score:
         """By the server."""

@@ -170,6 +170,10 @@ class Supervised:
 
     # Batches
 
+    def examples(self, client: int) -> int:
+        """How many the client learns from."""
+        return self._hands.size(client)
+
     def batch(self, client: int, step: int) -> Examples:
         """Full batches only: the remainder of an epoch is left out, a different one each time."""
         read = self._read if self._ahead is None else self._ahead.get
