@@ -94,9 +94,14 @@ def proceed(server: Server, distances: Mapping[str, Tensor], **changes: Any) -> 
     return replace(after, expected={**server.expected, **expected})
 
 
-def mean_or(mine: Tensor, theirs: Tensor) -> Tensor:
-    """The mean of what came; mine if nothing did."""
-    return theirs.mean(dim=0) if len(theirs) else mine
+def mean_or(mine: Tensor, theirs: Tensor, weights: Tensor | None = None) -> Tensor:
+    """The mean of what came, Σ n_k x_k / Σ n_k with weights n_k; mine if nothing did."""
+    if not len(theirs):
+        return mine
+    if weights is None:
+        return theirs.mean(dim=0)
+    shares = (weights / weights.sum()).to(theirs)
+    return (shares.unsqueeze(-1) * theirs).sum(dim=0)
 
 
 def keyed(down: type[Message]) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ import torch
 from quafl.codec import wire
 from quafl.codec.coders import Coders, Parcel
 from quafl.codec.seams import DecodeError, Packet, WireError
-from quafl.core.client import begin, listen, local_step, newcomers, speak
+from quafl.core.client import begin, counted, listen, local_step, newcomers, speak
 from quafl.core.judgement import judged
 from quafl.core.messages import Message
 from quafl.core.pieces import zeros
@@ -441,6 +441,7 @@ class ClientSide(Machine):
             for up in self._to_apply:
                 before = _remembering(terms, before, up)
             hearing = measured(hearing.down, hearing.noise, before)
+        before = counted(before, self._task, torch.zeros(1, dtype=torch.int64))
         heard = listen(terms.algorithm, terms.optimizer, before, hearing.down, contact.round)
         if int(heard.taken) >= int(heard.budget):
             return (yield from self._reply(contact, terms, heard, hearing, joined=joined, at_once=True))

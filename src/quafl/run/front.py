@@ -100,7 +100,8 @@ def simulate(
       algorithm: what clients and server do: `quafl.Calibrated(sampled=5)`, `quafl.FedAvg(sampled=5)`, …
       until: how much virtual time to simulate; a step of a fast client takes 2 by default.
       codec: how models are packed, in both directions or `quafl.Codecs(up, down)`; `quafl.Identity()` for not at all.
-      optimizer: of the clients' steps: `quafl.sgd`, `quafl.momentum`, `quafl.adam`.
+      optimizer: of the clients' steps: `quafl.sgd`, `quafl.momentum`, `quafl.adam`, `quafl.adamw`; each can have a
+        `weight_decay` and a `clip`.
       loss: of a batch's outputs and targets, a mean over the batch.
       metrics: functions likewise, by name, which are reported beside the loss; by default the accuracy, if targets are
         class numbers. The best model is chosen by the first one.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quafl.codec.coders import Coder, Coders, Parcel
 from quafl.codec.seams import Packet
-from quafl.core.client import Said, listen, newcomers, speak
+from quafl.core.client import Said, counted, listen, newcomers, speak
 from quafl.core.conversation import Await, Clients, Look, Replies, Round, Sleep, Tell, Want
 from quafl.core.messages import Message
 from quafl.core.pieces import zeros
@@ -119,7 +119,7 @@ class SimulatedFleet:
         self._bearable = min(self.size, 4 * algorithm.sampled)
         self._silence = 0.0  # when all who were asked last would have answered, if nothing had been lost
         self._together = max(1, TOGETHER[somebody.base.device.type] // max(len(somebody.base), 1))
-        self._optimizer, self._algorithm, self._coders = optimizer, algorithm, coders
+        self._task, self._optimizer, self._algorithm, self._coders = task, optimizer, algorithm, coders
         self._clock, self._speeds, self._rng = clock, speeds, rng
         self._link, self._unreachable = link, unreachable
 
@@ -237,7 +237,7 @@ class SimulatedFleet:
             return refinement
 
         ids = sent.sender
-        clients = self._store[ids]
+        clients = counted(self._store[ids], self._task, ids)
         if steps.any():
             clients = self.execute(clients, ids, steps)
         clients = self._informed(ids, clients)

@@ -41,6 +41,10 @@ class Quadratic:
         dim = len(self.curvature)
         return client, torch.randn(dim, generator=generator) * (self.noise / dim**0.5)
 
+    def examples(self, client: int) -> int:
+        """All clients' f_i count alike in f."""
+        return 1
+
     def gradient(self, model: Model, buffers: Buffers, batch: tuple[int, Tensor]) -> tuple[Model, Buffers]:
         """a ∘ (x − c_i) + noise."""
         client, noise = batch
