@@ -4,6 +4,9 @@ step    whole-run time of Fashion-MNIST CNN, n=20, s=5, K=5, b=4, over a bare Py
         same batches, one thread) that takes the same local steps and makes the same evaluations; in turns, because the
         machine may be busy with something else
 scale   MNIST MLP: the time of a round with 10,000 clients over that with 100, and the memory that 10,000 take
+people  n = 10⁴, 10⁵, 10⁶ and 1.5·10⁷ clients with data made on demand, 1000 of them contacted in a round, a perceptron
+        of MNIST's size (79,510 parameters): the time of a round over that with 10⁴, in turns; memory and checkpoints,
+        each n in a process of its own. QuAFL whose clients adopt the server's model. Also draws docs/img/people.png
 """
 
 import json
@@ -19,18 +22,23 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 from torch import nn
 from torch.nn import functional
 
+import quafl
 from quafl.record import checkpoints
 from quafl.run.versions import versions
 from quafl.settings.reading import load
-from quafl.sim import Simulation
+from quafl.sim import Plan, Simulation, World
+from quafl.tasks.hands import Held
 from quafl.tasks.supervised import Examples, Supervised
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "simulator-cpu.json"
+PICTURE = RESULTS.parents[1] / "img" / "people.png"
 TURNS = 8
 ROUNDS = 120
+PEOPLE, CROWDED = (10_000, 100_000, 1_000_000, 15_000_000), 7  # clients, and rounds with them
 
 
 class Listened(Supervised):
@@ -97,7 +105,8 @@ def bare_loop(
         optimizer.step()
     module.eval()
     with torch.no_grad():
-        for inputs, targets in task._test, task._sample:
+        assert isinstance(task._test, Held)
+        for inputs, targets in task._test.all, task._sample:
             outputs = torch.cat([module(part) for part in inputs.split(500)])
             functional.cross_entropy(outputs, targets).item()
             (outputs.argmax(dim=-1) == targets).float().mean().item()
@@ -149,7 +158,76 @@ def scale() -> dict[str, Any]:
     }
 
 
-PARTS = {"step": step, "scale": scale}
+def pictures_of(client: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A client's own, made when they are needed."""
+    pictures = torch.rand(32, 784, generator=torch.Generator().manual_seed(client))
+    return pictures, pictures[:, :10].argmax(1)
+
+
+def crowd(clients: int) -> Simulation:
+    network = nn.Sequential(nn.Linear(784, 100), nn.ReLU(), nn.Linear(100, 10))
+    test = pictures_of(PEOPLE[-1])
+    task = Supervised(network, quafl.OnDemand(clients, pictures_of), test=test, batch_size=32)
+    algorithm = quafl.QuAFL(sampled=1000, local_steps=2, client_averaging=0.0)
+    plan = Plan(until=1e9, every=1e9)
+    return Simulation(task, clients, World(), algorithm, quafl.compressed(bits=4), quafl.sgd(0.1), plan)
+
+
+def alone(clients: int) -> dict[str, float]:
+    """Gigabytes resident at most, after some rounds and a checkpoint; what that takes, and what it takes to begin."""
+    torch.set_num_threads(1)
+    began = perf_counter()
+    simulation = crowd(clients)
+    made = perf_counter() - began
+    for _ in islice(simulation, 1 + CROWDED):
+        pass
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "checkpoint.pt"
+        saving = seconds(lambda: checkpoints.save(path, simulation.state()))
+        octets = path.stat().st_size
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return {
+        "GB resident": round(int(line.split()[1]) * 1024 / 1e9, 2),
+        "seconds to begin": round(made, 1),
+        "seconds of a checkpoint": round(saving, 1),
+        "GB of it": round(octets / 1e9, 2),
+    }
+
+
+def people() -> dict[str, Any]:
+    torch.set_num_threads(1)
+    runs = {clients: iter(crowd(clients)) for clients in PEOPLE}
+    times: dict[int, list[float]] = {clients: [] for clients in PEOPLE}
+    for run in runs.values():
+        next(run)  # the first evaluation
+    for _ in range(CROWDED):
+        for clients, run in runs.items():
+            times[clients].append(seconds(partial(next, run)))
+    found = {}
+    for clients in PEOPLE:
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            mine = pool.apply(alone, (clients,))
+        ratios = [many / few for many, few in zip(times[clients], times[PEOPLE[0]], strict=True)]
+        found[f"{clients}"] = {"round over that with 10,000": round(statistics.median(ratios), 2), **mine}
+    draw(found)
+    return found
+
+
+def draw(found: dict[str, dict[str, float]]) -> None:
+    """Time of a round and memory, against the number of clients."""
+    figure = Figure(figsize=(7.5, 3.2), layout="constrained")
+    for axes, (name, label) in zip(
+        figure.subplots(1, 2),
+        (("round over that with 10,000", "a round, over one with 10⁴ clients"), ("GB resident", "GB resident")),
+        strict=True,
+    ):
+        axes.plot([int(clients) for clients in found], [mine[name] for mine in found.values()], "o-", color="#0072B2")
+        axes.set(xscale="log", xlabel="clients", ylabel=label, ylim=(0, None))
+        axes.grid(alpha=0.25)
+    figure.savefig(PICTURE, dpi=130)
+
+
+PARTS = {"step": step, "scale": scale, "people": people}
 
 if __name__ == "__main__":
     chosen = sys.argv[1:] or list(PARTS)

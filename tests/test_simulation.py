@@ -1,6 +1,7 @@
 """The simulated world: virtual time, fast and slow clients, FedAvg and the Baseline in it, determinism."""
 
 from dataclasses import replace
+from itertools import islice
 from math import exp
 from pathlib import Path
 from typing import Any, cast
@@ -19,6 +20,7 @@ from quafl.codec.seams import HEADER_BYTES, Codec, Codecs
 from quafl.core import SCAFFOLD, FedAsync, FedAvg, FedBuff, QuAFL
 from quafl.core.randomness import Generators
 from quafl.core.seams import Algorithm
+from quafl.core.server import MANY, sample
 from quafl.record import checkpoints
 from quafl.sim import Diverged
 from quafl.sim.clock import VirtualClock
@@ -392,3 +394,39 @@ def test_a_loss_beyond_all_sense_is_no_result() -> None:
         list(run)
     assert run.rows
     assert max(row["loss"] for row in run.rows) < 1e12
+
+
+def test_a_sample_of_very_many_is_of_different_clients_each_as_often_as_another() -> None:
+    present, rng = torch.arange(MANY + 1) * 2, torch.Generator().manual_seed(0)
+    chosen = sample(present, 20_000, rng)
+    assert len(chosen.unique()) == 20_000
+    assert not (chosen % 2).any()
+    assert abs(float(chosen.double().mean()) / MANY - 1) < 0.02  # 5 standard errors
+    assert sample(present, MANY, rng).unique().numel() == MANY  # nearly all of them
+
+
+def test_clients_of_a_crowd_that_adopt_the_same_model_share_it_and_those_never_met_cost_nothing() -> None:
+    class Sevens(Quadratic):
+        """One of seven centers, whoever it is."""
+
+        __slots__ = ()
+
+        def gradient(self, model: Any, buffers: Any, batch: Any) -> Any:
+            return self.curvature * (model - batch[0] % 7), buffers
+
+    crowd = 1_000_000
+    task = Sevens(torch.ones(1200), torch.zeros(1, 1200))
+    algorithm = quafl.QuAFL(sampled=50, local_steps=2, client_averaging=0.0)
+    plan = Plan(until=1e9, every=1e9)
+    run = Simulation(task, crowd, World(), algorithm, quafl.compressed(bits=4), quafl.sgd(0.1), plan)
+    for _ in islice(run, 4):
+        pass
+    store = run._fleet.clients
+    assert store.known == 150
+    bases = {heavy[0].data_ptr() for heavy in store._known.values()}
+    assert len(bases) == 3  # a round's clients have one model
+    assert all(heavy[0].untyped_storage().nbytes() == 4 * 1200 for heavy in store._known.values())
+    state = run.state()
+    before = int(store._numbers["steps"].sum())
+    next(iter(run))
+    assert int(state["fleet"]["clients"]["numbers"]["steps"].sum()) == before  # what was saved does not move
