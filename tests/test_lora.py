@@ -1,5 +1,7 @@
 """Language models of which adapters alone are trained and sent: transformers made on the spot, wrapped by peft."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,12 +9,16 @@ from typing import Any
 import pytest
 import torch
 from federations import federation
+from parties import free_port
+from safetensors.torch import load_file
+from test_docs import blocks
 from torch import Tensor, nn
 from waiting import wait_for
 
 import quafl
 from quafl.core.seams import Task
 from quafl.deploy.server import Goals
+from quafl.record.summary import read_curve
 from quafl.tasks import next_token, next_token_accuracy
 from quafl.tasks.local import together
 
@@ -196,3 +202,37 @@ def test_tokens_that_are_no_targets_do_not_count() -> None:
     targets = torch.tensor([2, 3, 4, 5, 5])
     torch.testing.assert_close(next_token(logits, tokens), nn.functional.cross_entropy(counted, targets))
     assert next_token_accuracy(logits, tokens) == (counted.argmax(-1) == targets).double().mean()
+
+
+@pytest.mark.federation
+def test_the_tutorials_federation_runs_as_it_stands_and_says_how_good_the_adapter_is_at_each_site(
+    tmp_path: Path,
+) -> None:
+    """Its files, its commands, a process each; the port and the device are other ones."""
+    page = Path(__file__).parents[1] / "docs" / "tutorials" / "lora.md"
+    for found in blocks(page):
+        if found.title:
+            (tmp_path / found.title).write_text(found.text, encoding="utf-8")
+    quafl_here = [sys.executable, "-m", "quafl.cli"]
+    sites = "north", "south", "east"
+    init = [*quafl_here, "federation", "init", *sites, "--server", f"localhost:{free_port()}"]
+    subprocess.run(init, cwd=tmp_path, check=True)
+    task = ["--task", "letters:make_task", "--device", "auto"]
+    clients = [
+        subprocess.Popen([*quafl_here, "client", f"federation/clients/{site}", *task], cwd=tmp_path) for site in sites
+    ]
+    try:
+        server = [*quafl_here, "server", "federation/server", "--settings", "fed.toml"]
+        subprocess.run(server, cwd=tmp_path, check=True, timeout=240)
+        assert [client.wait(60) for client in clients] == [0, 0, 0]
+    finally:
+        for client in clients:
+            client.kill()
+    curve = read_curve(tmp_path / "federation" / "server" / "run")
+    rows = curve.seeds[0]
+    assert rows[-1]["accuracy"] > rows[0]["accuracy"] + 0.1
+    assert curve.clients[0].keys() == set(sites)
+    assert all(score["examples"] == 9 for score in curve.clients[0].values())
+    finals = [load_file(tmp_path / "federation" / "clients" / site / "state" / "model.safetensors") for site in sites]
+    assert all("lora" in name for name in finals[0])
+    assert all(torch.equal(finals[0][name], other[name]) for other in finals for name in finals[0])
