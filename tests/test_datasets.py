@@ -252,7 +252,7 @@ def test_leaf_users_keep_their_examples(tmp_path: Path) -> None:
     for _ in simulation:
         pass
     assert simulation.rows[-1]["loss"] < simulation.rows[0]["loss"]
-    (tmp_path / "test" / "all.json").write_text('{"user_data": {"a": {"x": ["words"], "y": [0]}}}')
+    (tmp_path / "test" / "all.json").write_text('{"users": ["a"], "user_data": {"a": {"x": ["words"], "y": [0]}}}')
     with pytest.raises(DataError, match="is not LEAF data with numbers as features"):
         leaf(tmp_path)
 
