@@ -1,8 +1,8 @@
 """Data of people in LEAF's format (Caldas et al., 2018), as its preprocess.sh writes them.
 
 JSON files in train/ and test/ of a dataset's folder, each with `users` (names), `num_samples` (of each), and
-`user_data` ({name: {"x": [...], "y": [...]}}). A user whose samples LEAF has left out may still stand in `user_data`, empty; who
-counts is who stands in `users`.
+`user_data` ({name: {"x": [...], "y": [...]}}). A user whose samples LEAF has left out may still stand in
+`user_data`, empty; who counts is who stands in `users`.
 """
 
 import json
