@@ -188,7 +188,7 @@ def test_a_table_of_measurements_is_learned_however_it_is_dealt_out(deal: str, t
     assert [tuple(part[0].shape) for part in data] == [(341, 30), (114, 30), (114, 30)]
     assert data.train[0].mean(dim=0).abs().max() < 1e-5
     (tmp_path / "mine.toml").write_text(f'task = {{ name = "breast-cancer", partition = "{deal}" }}\n')
-    (settings,) = load(str(tmp_path / "mine.toml"), ["clients.count=10", "run.until=80", "run.every=80"])
+    (settings,) = load(str(tmp_path / "mine.toml"), ["clients.count=10", "run.until=200", "run.every=200"])
     _, simulation = settings.simulation(0)
     for _ in simulation:
         pass
