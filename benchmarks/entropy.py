@@ -9,7 +9,6 @@ from itertools import pairwise
 from math import erfc, exp, inf, pi, sqrt
 from typing import NamedTuple
 
-import constriction
 import numpy as np
 import torch
 from torch import Tensor
@@ -28,6 +27,8 @@ class Coded(NamedTuple):
 
 def coded(x: Tensor, step: float, seed: int) -> Coded:
     """x through cells of so many standard deviations, and back."""
+    import constriction  # the extra `bench`: only this needs it
+
     dim = len(x)
     words = hashing.words(torch.tensor(seed), torch.arange(block_count(dim)), block_size(dim))
     signs, blocks = hashing.sign(words), to_blocks(x)

@@ -33,6 +33,7 @@ RESULTS = Path(__file__).parents[1] / "docs" / "results"
 FOLDER = RESULTS / "regimes"
 COLUMNS = "seed", "round", "time", "local_steps", "bytes_up", "bytes_down", "accuracy"
 OURS = "Calibrated"
+ENOUGH = 3  # seeds, for an interval
 TASKS = {"fashion": "Fashion-MNIST, CNN", "cifar": "CIFAR-10, ResNet20"}
 WORLDS = {
     "iid": "the same data at each",
@@ -88,12 +89,13 @@ def publish(name: str, runs: Path) -> None:
         return
     wanted = load_figure(name)
     curves = {curve.label: curve for curve in map(read_curve, folders)}
+    seeds = set.intersection(*(set(curve.seeds) for curve in curves.values()))  # a sitting may have ended before others
     FOLDER.mkdir(exist_ok=True)
     with (FOLDER / f"{name}.csv").open("w", encoding="utf-8") as stream:
         writer = csv.writer(stream, lineterminator="\n")
         writer.writerow(["curve", *COLUMNS])
         for settings in wanted.curves:
-            for rows in curves[settings.label].seeds.values():
+            for rows in (rows for seed, rows in curves[settings.label].seeds.items() if seed in seeds):
                 writer.writerows([settings.label, *(f"{row[column]:.10g}" for column in COLUMNS)] for row in rows)
     made: dict[str, str] = {}
     for curve in curves.values():
@@ -192,6 +194,14 @@ def table(world: World) -> list[str]:
 def standing(world: World, measure: str) -> str:
     """Ahead of whom, in words."""
     rivals = [label for label in world.curves if label != OURS]
+    seeds = len(world.curves[OURS].seeds)
+    if seeds < ENOUGH:
+        gaps = {label: lead(world, label, measure).mean for label in rivals}
+        if not any(gaps.values()):
+            return "nobody is there"
+        ahead = [label for label in rivals if gaps[label] < 0]
+        place = f"behind {', '.join(ahead)}" if ahead else "first"
+        return f"{place} ({seeds} seed{'s' * (seeds > 1)}: no interval)"
     words = {label: lead(world, label, measure).verdict for label in rivals}
     if set(words.values()) == {"holds"}:
         return "ahead of all"
@@ -213,7 +223,8 @@ def picture(worlds: Sequence[World], names: Sequence[str]) -> Figure:
     _matrix(long, behind, [[f"{value:.1f}" for value in row] for row in points], names, labels, 30.0)
     long.set_title("Accuracy, mean over the run (%): the darker, the farther behind the best", fontsize=11, loc="left")
     times = np.array([[_time(world.curves[label]) for label in labels] for world in worlds])
-    factor = np.log2(times / times.min(axis=1, keepdims=True))
+    first = np.where(np.isinf(least := times.min(axis=1, keepdims=True)), 1.0, least)  # where nobody arrives
+    factor = np.log2(times / first)
     words = [["–" if np.isinf(value) else f"{value:.0f}" for value in row] for row in times]
     _matrix(short, factor, words, names, labels, 2.0)
     short.set_title("Time to the target: the darker, the later (–: not with every seed)", fontsize=11, loc="left")

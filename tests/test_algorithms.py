@@ -22,6 +22,7 @@ from quafl.core import (
     SCAFFOLD,
     Adaptive,
     Calibrated,
+    Defence,
     FedAsync,
     FedAvg,
     FedBuff,
@@ -65,6 +66,7 @@ TABLE = {
     ),
     "Calibrated": Entry(lambda **counts: Calibrated(**{"local_steps": 5, **counts}), Lattice(bits=6)),
     "FedAvg": Entry(FedAvg, Lattice(bits=6)),
+    "FedAvg weighted": Entry(lambda **counts: FedAvg(weighted=True, **counts), Lattice(bits=6)),
     "FedProx with momentum": Entry(
         lambda **counts: FedAvg(proximity=0.1, server=HeavyBall(0.5), server_lr=0.7, **counts), Lattice(bits=6)
     ),
@@ -222,6 +224,42 @@ def test_fednova_divides_by_the_steps_and_multiplies_by_their_mean() -> None:
     assert state.model.item() == pytest.approx(1 - 2.5 * (15 / 64 - 1.5) / 2)
     assert w.clock.now() == 8.0 + 1.0
     assert w.fleet.totals.steps == 5
+
+
+def sized(*sizes: int) -> Supervised:
+    """One weight, with the minimum of client i's loss at i, and so many examples there."""
+    hands = [(torch.ones(size, 1), torch.full((size, 1), float(client))) for client, size in enumerate(sizes)]
+    module = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(module.weight)
+    return Supervised(module, hands, loss=nn.functional.mse_loss, batch_size=max(sizes))
+
+
+def test_clients_count_alike_or_by_their_examples() -> None:
+    """η = ½: a step of the squared error leads to the client's own minimum, at 0, 1 and 2."""
+    for weighted, mean in (False, 1.0), (True, (1 * 0 + 3 * 1 + 6 * 2) / 10):
+        w = world(sized(1, 3, 6), 3, FedAvg(3, 1, weighted=weighted), lr=0.5)
+        assert w.rounds(1)[-1].model.item() == pytest.approx(mean)
+    heard = world(sized(1, 3, 6), 3, FedAvg(1, 1, weighted=True), lr=0.5)
+    (alone,) = heard.rounds(1)
+    assert alone.model.item() == pytest.approx(heard.came[-1].senders.item())
+    assert heard.came[-1].up.examples.item() == (1, 3, 6)[heard.came[-1].senders.item()]
+
+
+def test_with_a_defence_nobody_counts_for_much_more_than_is_usual() -> None:
+    algorithm = FedAvg(3, 1, weighted=True, defence=Defence(clip=2.0))
+    numbers = torch.tensor([5.0, 10.0, 2.0**40])
+    assert algorithm.defence.usual_at_most(numbers).tolist() == [5.0, 10.0, 20.0]
+    w = world(sized(4, 5, 500), 3, algorithm, lr=0.5)
+    w.rounds(1)
+    assert w.came[-1].up.examples.sort().values.tolist() == [4, 5, 500]
+
+
+def test_a_task_that_does_not_count_its_examples_cannot_be_weighed() -> None:
+    class Uncounted(Quadratic):
+        examples = None
+
+    with pytest.raises(ValueError, match=r"Uncounted, does not count them; give it a method examples\(client\)"):
+        world(Uncounted(torch.ones(1), torch.zeros(2, 1)), 2, FedAvg(2, 1, weighted=True)).rounds(1)
 
 
 def test_fednova_equals_fedavg_when_all_clients_are_as_fast() -> None:

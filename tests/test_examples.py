@@ -29,6 +29,24 @@ def test_the_example_learns(name: str, pattern: str, least: float) -> None:
     assert float(value) >= least
 
 
+def test_the_language_model_learns_by_its_adapter_which_peft_loads(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "lora.py"), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    ((before, after),) = re.findall(r"accuracy (\S+), then (\S+)", done.stdout)
+    assert float(after) > float(before) + 0.2
+    ((adapter, whole),) = re.findall(r"a contact: (\S+) octets; with the whole model at 32 bits (\S+)", done.stdout)
+    assert 100 * int(adapter.replace(",", "")) < int(whole.replace(",", ""))
+    assert peft.PeftConfig.from_pretrained(str(tmp_path)).r == 4
+    assert (tmp_path / "adapter_model.safetensors").exists()
+
+
 def test_the_federated_example_makes_every_partys_task_from_its_own_csv_and_is_rehearsed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ from quafl.codec import QSGD
 from quafl.codec.seams import Codec, Codecs
 from quafl.core import SCAFFOLD, Calibrated, FedAsync, FedAvg, FedBuff, QuAFL
 from quafl.core.client import begin, newcomers
-from quafl.core.optim import adam, momentum, sgd
+from quafl.core.optim import adam, adamw, momentum, sgd
 from quafl.core.seams import Algorithm, Optimizer
 from quafl.sim.executors import Choice, Executor, ExecutorName, layers
 from quafl.sim.executors.lanes import Lane, flatten, lanes_for, share_out, step_of, vectors_of
@@ -83,6 +83,8 @@ OPTIMIZERS: dict[str, Callable[[], Optimizer]] = {
     "sgd": lambda: sgd(0.1),
     "momentum": lambda: momentum(0.05, nesterov=True),
     "adam": lambda: adam(0.005),
+    "adamw": lambda: adamw(0.005, weight_decay=0.5, clip=0.5),
+    "decayed": lambda: momentum(0.05, weight_decay=0.5, clip=0.5),
     "scheduled": lambda: sgd(0.1, schedule=cosine(10)),
 }
 

@@ -94,6 +94,11 @@ MISTAKES: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"optimizer": torch.optim.SGD}, TypeError, "optimizer is the class SGD, must be one of quafl.sgd"),
     ({"optimizer": torch.optim.Adam(module().parameters())}, TypeError, "optimizer is a torch.optim.adam.Adam"),
     ({"optimizer": quafl.sgd}, TypeError, "optimizer is the function sgd"),
+    (
+        {"optimizer": quafl.sgd(0.1)._replace(update=lambda gradient, state: (gradient, state))},
+        TypeError,
+        r"the optimizer's update takes \(gradient, state\), must take \(gradient, state, model\)",
+    ),
     ({"world": 0.5}, TypeError, "world is 0.5, must be a world"),
     ({"model": nn.Linear}, TypeError, "the model is the class Linear, must be a torch.nn.Module; give an instance"),
     ({"model": lambda x: x}, TypeError, "the model is a function, must be a torch.nn.Module"),

@@ -58,11 +58,11 @@ def test_messages_come_back_as_they_were(body: bytes, number: int, receipts: int
     [
         (b"QFED", "has 4 octets"),
         (b"XFED\x02\x02\0\0", "begins with b'XFED'"),
-        (b"QFED\x01\x02\0\0", "version 1, this end speaks 4"),
-        (b"QFED\x04\x63\0\0", "kind 99"),
-        (b"QFED\x04\x01\0\0abc", "a Reply has 3 octets"),
-        (b"QFED\x04\x02\0\0abc", "a Accepted has 3 octets"),
-        (b"QFED\x04\x02\x01\0", "where zeros belong"),
+        (b"QFED\x01\x02\0\0", "version 1, this end speaks 5"),
+        (b"QFED\x05\x63\0\0", "kind 99"),
+        (b"QFED\x05\x01\0\0abc", "a Reply has 3 octets"),
+        (b"QFED\x05\x02\0\0abc", "a Accepted has 3 octets"),
+        (b"QFED\x05\x02\x01\0", "where zeros belong"),
     ],
 )
 def test_malformed_messages_are_named(octets: bytes, complaint: str) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from worlds import world
 
-from quafl.core import FedAvg, QuAFL, adam, cosine, linear, momentum, sgd
+from quafl.core import FedAvg, QuAFL, adam, adamw, cosine, linear, momentum, sgd
 from quafl.core.client import local_step, newcomers
 from quafl.core.quafl import Client
 from quafl.core.seams import Optimizer
@@ -21,6 +21,17 @@ PAIRS: dict[str, tuple[Optimizer, Callable[[list[torch.Tensor]], torch.optim.Opt
         lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.8, nesterov=True),
     ),
     "adam": (adam(0.05), lambda p: torch.optim.Adam(p, lr=0.05)),
+    "adamw": (adamw(0.05), lambda p: torch.optim.AdamW(p, lr=0.05)),
+    "adamw, more decay": (
+        adamw(0.05, weight_decay=0.3),
+        lambda p: torch.optim.AdamW(p, lr=0.05, weight_decay=0.3),
+    ),
+    "sgd with decay": (sgd(0.3, weight_decay=0.2), lambda p: torch.optim.SGD(p, lr=0.3, weight_decay=0.2)),
+    "momentum with decay": (
+        momentum(0.1, 0.8, nesterov=True, weight_decay=0.2),
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.8, nesterov=True, weight_decay=0.2),
+    ),
+    "adam with decay": (adam(0.05, weight_decay=0.2), lambda p: torch.optim.Adam(p, lr=0.05, weight_decay=0.2)),
 }
 
 
@@ -35,7 +46,7 @@ def test_moves_like_torchs_own(
     reference, state = theirs([parameter]), ours.init(x)
     for _ in range(20):
         gradient = torch.randn(*rows, 5, generator=generator)
-        displacement, state = ours.update(gradient, state)
+        displacement, state = ours.update(gradient, state, x)
         displacement = ours.rate * displacement
         x = x - displacement
         parameter.grad = gradient
@@ -43,12 +54,57 @@ def test_moves_like_torchs_own(
         torch.testing.assert_close(x, parameter.detach())
 
 
+CLIPPED: dict[str, tuple[Optimizer, Callable[[list[torch.Tensor]], torch.optim.Optimizer]]] = {
+    "sgd": (sgd(0.3, weight_decay=0.2, clip=1.5), lambda p: torch.optim.SGD(p, lr=0.3, weight_decay=0.2)),
+    "momentum": (momentum(0.1, 0.8, clip=1.5), lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.8)),
+    "adam": (adam(0.05, clip=1.5), lambda p: torch.optim.Adam(p, lr=0.05)),
+    "adamw": (adamw(0.05, clip=1.5), lambda p: torch.optim.AdamW(p, lr=0.05)),
+}
+
+
+@pytest.mark.parametrize(("ours", "theirs"), CLIPPED.values(), ids=CLIPPED.keys())
+def test_gradients_are_clipped_as_torch_does_before_a_step_each_client_by_its_own_norm(
+    ours: Optimizer, theirs: Callable[[list[torch.Tensor]], torch.optim.Optimizer]
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    together = torch.randn(3, 5, generator=generator)
+    alone = [row.clone().requires_grad_() for row in together]
+    references, state = [theirs([row]) for row in alone], ours.init(together)
+    long = []
+    for _ in range(20):
+        gradient = torch.randn(3, 5, generator=generator)
+        displacement, state = ours.update(gradient, state, together)
+        together = together - ours.rate * displacement
+        for row, mine, reference in zip(alone, gradient, references, strict=True):
+            row.grad = mine.clone()
+            long.append(float(torch.nn.utils.clip_grad_norm_([row], 1.5)) > 1.5)
+            reference.step()
+        torch.testing.assert_close(together, torch.stack(alone).detach())
+    assert 0 < sum(long) < len(long)
+
+
+def test_a_gradient_that_is_short_enough_or_nothing_is_not_touched() -> None:
+    gradient, model = torch.tensor([[0.3, 0.4], [0.0, 0.0]]), torch.ones(2, 2)
+    assert sgd(1.0, clip=0.5).update(gradient, (), model)[0].equal(gradient)
+
+
+def test_the_schedule_is_a_factor_of_adamws_decay_too() -> None:
+    task = Quadratic(torch.ones(1), torch.zeros(1, 1), start=torch.ones(1))
+    client = newcomers(FedAvg(), *task.initial(), torch.ones(()))
+    halved = adamw(0.1, weight_decay=0.5, schedule=linear([(0, 0.5)]))
+    client = replace(client, optimizer=halved.init(client.base))
+    assert local_step(client, task, task.batch(0, 0), halved).progress.item() == pytest.approx(
+        0.5 * 0.1 * (1 + 0.5), rel=1e-4
+    )
+
+
 def test_updates_are_pure() -> None:
     for optimizer, _ in PAIRS.values():
-        gradient, state = torch.ones(4), optimizer.init(torch.zeros(4))
+        model = torch.arange(4.0)
+        gradient, state = torch.ones(4), optimizer.init(model)
         before = [part.clone() for part in state]
-        first, _ = optimizer.update(gradient, state)
-        second, _ = optimizer.update(gradient, state)
+        first, _ = optimizer.update(gradient, state, model)
+        second, _ = optimizer.update(gradient, state, model)
         assert torch.equal(first, second)
         assert all(torch.equal(now, then) for now, then in zip(state, before, strict=True))
 
@@ -85,9 +141,19 @@ def test_optimizer_state_stays_with_the_client_unless_it_is_to_begin_anew() -> N
     assert fresh == pytest.approx(0.9 - 0.1 * 0.9)
 
 
-@pytest.mark.parametrize("wrong", [lambda: sgd(0.0), lambda: adam(-1.0), lambda: momentum(0.1, 1.0)])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: sgd(0.0),
+        lambda: adam(-1.0),
+        lambda: momentum(0.1, 1.0),
+        lambda: adamw(0.1, weight_decay=-0.1),
+        lambda: sgd(0.1, weight_decay=float("inf")),
+        lambda: adam(0.1, clip=0.0),
+    ],
+)
 def test_rates_that_are_none_are_refused(wrong: Callable[[], Optimizer]) -> None:
-    with pytest.raises(ValueError, match="must be"):
+    with pytest.raises(ValueError, match=r"must (not )?be"):
         wrong()
 
 

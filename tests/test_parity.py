@@ -8,7 +8,7 @@ import pytest
 import torch
 from stages import Stage
 
-from quafl import SCAFFOLD, FedAsync, FedAvg, FedBuff, FedNova, Identity, Lattice, QuAFL, adam, momentum, sgd
+from quafl import SCAFFOLD, FedAsync, FedAvg, FedBuff, FedNova, Identity, Lattice, QuAFL, adam, adamw, momentum, sgd
 from quafl.codec import QSGD, Difference, TopK
 from quafl.codec.seams import Codec, Codecs
 from quafl.core.seams import Algorithm, Optimizer, Task
@@ -23,6 +23,7 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "QuAFL": partial(QuAFL, wait=0.5),
     "QuAFL weighted": partial(QuAFL, wait=0.5, weighted=True),
     "FedAvg": FedAvg,
+    "FedAvg weighted": partial(FedAvg, weighted=True),
     "FedBuff": FedBuff,
     "FedNova": FedNova,
     "SCAFFOLD": SCAFFOLD,
@@ -40,10 +41,17 @@ CODECS: dict[str, Any] = {
 CLIENTS = {"ann": 0.1, "bob": 0.2, "eve": 0.55, "joe": 1.3}  # and how long a step takes each
 
 
+class Sized(Quadratic):
+    """With another number of examples for each client."""
+
+    def examples(self, client: int) -> int:
+        return 1 + self.seed % 7
+
+
 def task_of(name: str) -> Quadratic:
     generator = torch.Generator().manual_seed(len(name) + ord(name[0]))
     center = torch.randn(1, DIM, generator=generator)
-    return Quadratic(torch.linspace(0.2, 1.0, DIM), center, noise=0.2, seed=ord(name[0]))
+    return Sized(torch.linspace(0.2, 1.0, DIM), center, noise=0.2, seed=ord(name[0]))
 
 
 def played(algorithm: Algorithm, codec: Codec | Codecs, optimizer: Optimizer, rounds: int = 12) -> tuple[Stage, Any]:
@@ -84,7 +92,9 @@ def test_the_simulator_computes_the_servers_models_from_who_was_contacted_with_h
     assert not torch.equal(states[0].model, states[-1].model)
 
 
-@pytest.mark.parametrize("optimizer", [momentum(0.05), adam(0.02), momentum(0.05, fresh=True)])
+@pytest.mark.parametrize(
+    "optimizer", [momentum(0.05), adam(0.02), momentum(0.05, fresh=True), adamw(0.02, weight_decay=0.1, clip=1.0)]
+)
 def test_so_it_does_with_optimizers_that_remember(optimizer: Optimizer) -> None:
     for algorithm in QuAFL(sampled=2, local_steps=4, wait=0.5), FedBuff(sampled=2, local_steps=3):
         stage, states = played(algorithm, Lattice(bits=6), optimizer, rounds=6)

@@ -266,6 +266,24 @@ class AnswersOldContacts(ClientSide):
         return (yield from super()._contact(contact))
 
 
+class JudgesItsOwn(ClientSide):
+    def _look(self, mine: Any, terms: Any) -> Any:
+        """A client judges the model that it has."""
+        if self.client is not None:
+            mine.model = self.client.base[0]
+        yield from super()._look(mine, terms)
+
+
+class WaitsForEver(ServerSide):
+    def _ask_to_judge(self, member: Any, judgement: Any) -> Any:
+        """A client that cannot be reached is waited for."""
+        try:
+            yield from super()._ask_to_judge(member, judgement)
+        finally:
+            if member.name not in judgement.scores:
+                judgement.waiting.add(member.name)
+
+
 def past_gaps(files: Iterable[bytes], after: int) -> list[bytes]:
     """Records after one that could not be written are believed."""
     found = [pair for octets in files for pair in journal._records(octets) if pair[0] > after]
@@ -289,6 +307,7 @@ BUGS = {
             SavesTooMuch,
             HearsAtOnce,
             DropsWithoutCounting,
+            WaitsForEver,
         )
     },
     **{
@@ -303,6 +322,7 @@ BUGS = {
             ForgetsReplies,
             RemembersWhatItSaid,
             AnswersOldContacts,
+            JudgesItsOwn,
         )
     },
     "past gaps": Parts(read=past_gaps),

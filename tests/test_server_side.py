@@ -108,7 +108,7 @@ LIES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
         "its model is",
     ),
     "a question": (lambda contact: contact, "answered a contact with a Contact"),
-    "the end": (lambda contact: to_bytes(Finished()), "answered a contact with a Finished"),
+    "the end": (lambda contact: to_bytes(Finished(b"")), "answered a contact with a Finished"),
 }
 
 

@@ -28,6 +28,8 @@ from quafl.settings.reading import builtin, load
         ),
         ("algorithm={name='scaffold',server_lr=0}", "algorithm.server_lr = 0: must be greater than 0"),
         ("algorithm={name='scaffold',optimizer='adam'}", "algorithm.optimizer = 'adam': must be 'sgd'"),
+        ("algorithm={name='scaffold',clip=1.0}", "algorithm.clip = 1.0: must be left out here"),
+        ("algorithm.weight_decay=-0.1", "algorithm.weight_decay = -0.1: must be greater than or equal to 0"),
         (
             "algorithm={name='scaffold',schedule={name='cosine',rounds=9}}",
             "algorithm.schedule = {'name': 'cosine', 'rounds': 9}: must be left out here",
@@ -43,7 +45,7 @@ from quafl.settings.reading import builtin, load
         ("algorithm={name='fedasync',proximity=inf}", "algorithm.proximity = inf: must be a finite number"),
         (
             "algorithm={name='fedasync',weighted=true}",
-            "unknown key algorithm.weighted = True; allowed here: sampled, local_steps, lr, optimizer",
+            "unknown key algorithm.weighted = True; did you mean 'weight_decay'? allowed here: sampled, local_steps",
         ),
         ("algorithm.schedule={name='step'}", "algorithm.schedule.name = 'step': must be one of 'linear', 'cosine'"),
         (
@@ -127,6 +129,29 @@ def test_scaffold_and_its_clients_have_the_same_learning_rate(tmp_path: Path) ->
     built = settings.algorithm.build(Defence(clip=3.0))
     assert built == SCAFFOLD(3, 4, lr=0.25, server_lr=0.5, patience=90.0, defence=Defence(clip=3.0))
     assert settings.algorithm.build_optimizer().rate == 0.25
+
+
+@pytest.mark.parametrize(
+    ("keys", "made"),
+    [
+        ("optimizer = 'adamw'", "adamw(lr=0.01, betas=(0.9, 0.999), eps=1e-08, weight_decay=0.01)"),
+        (
+            "optimizer = 'adamw'\nweight_decay = 0.0\nclip = 2.0",
+            "adamw(lr=0.01, betas=(0.9, 0.999), eps=1e-08, clip=2.0)",
+        ),
+        (
+            "optimizer = 'adam'\nclip = 2.0\nweight_decay = 0.1",
+            "adam(lr=0.01, betas=(0.9, 0.999), eps=1e-08, weight_decay=0.1, clip=2.0)",
+        ),
+        ("optimizer = 'momentum'\nclip = 2.0", "momentum(lr=0.01, beta=0.9, clip=2.0)"),
+        ("weight_decay = 0.1", "sgd(lr=0.01, weight_decay=0.1)"),
+        ("", "sgd(lr=0.01)"),
+    ],
+)
+def test_weight_decay_and_clipping_reach_the_optimizer(keys: str, made: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(f"[algorithm]\nlr = 0.01\n{keys}\n")
+    (settings,) = load(str(tmp_path / "mine.toml"))
+    assert repr(settings.algorithm.build_optimizer()) == made
 
 
 def test_fedasync_has_its_mixing_staleness_and_proximity(tmp_path: Path) -> None:

@@ -214,6 +214,9 @@ def client(
         float, typer.Option(min=0, help="Take at least that long for a local step, to leave the machine to others.")
     ] = 0.0,
     keep_speed: Annotated[bool, typer.Option(help="Do not tell the server how many steps are taken.")] = False,
+    device: Annotated[
+        str | None, typer.Option(metavar="cpu|cuda|auto", help="Where to train; by default where the task says.")
+    ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Give the function this, e.g. hidden=64.")
     ] = None,
@@ -239,6 +242,7 @@ def client(
                 folder,
                 step_seconds=step_seconds,
                 tell_speed=not keep_speed,
+                device=device,
             )
             raise typer.Exit(process.take_part())
 

@@ -60,9 +60,9 @@ def to_parts(packet: Packet) -> list[bytes | memoryview]:
     return [header, _CRC.pack(crc), *payload]
 
 
-def from_bytes(message: bytes | bytearray | memoryview) -> Packet:
-    """The packet, or a WireError that says what is wrong with the message. Where this can be written to, the packet is
-    not a copy of it."""
+def from_bytes(message: bytes | bytearray | memoryview, device: torch.device | str = "cpu") -> Packet:
+    """The packet, its tensors on the device, or a WireError that says what is wrong with the message. Where this can be
+    written to, a packet on the CPU is not a copy of it."""
     if len(message) < HEADER_BYTES:
         raise WireError(f"message has {len(message)} octets, a header alone has {HEADER_BYTES}; was it cut off?")
     raw, payload = message[: _HEADER.size], memoryview(message)[HEADER_BYTES:]
@@ -108,7 +108,7 @@ def from_bytes(message: bytes | bytearray | memoryview) -> Packet:
     for name, values in ("scales", packet.scales), ("full-precision values", packet.exact):
         expect(is_finite(values), f"message has {name} that are NaN or infinite")
     found.check(packet)
-    return packet
+    return packet if torch.device(device).type == "cpu" else packet.each(lambda tensor: tensor.to(device))
 
 
 def _format(head: Header) -> Format:

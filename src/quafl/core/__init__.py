@@ -9,7 +9,7 @@ from quafl.core.fedasync import FedAsync
 from quafl.core.fedavg import FedAvg
 from quafl.core.fedbuff import FedBuff
 from quafl.core.fednova import FedNova
-from quafl.core.optim import adam, cosine, linear, momentum, sgd
+from quafl.core.optim import adam, adamw, cosine, linear, momentum, sgd
 from quafl.core.quafl import QuAFL
 from quafl.core.scaffold import SCAFFOLD
 
@@ -28,6 +28,7 @@ __all__ = [
     "Plain",
     "QuAFL",
     "adam",
+    "adamw",
     "cosine",
     "linear",
     "momentum",

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quafl.core.messages import Buffers, Heard, Message, Model
 from quafl.core.pieces import distance, zeros
-from quafl.core.seams import Algorithm, Batch, ClientState, Counts, Direction, Optimizer, Task
+from quafl.core.seams import Algorithm, Batch, ClientState, Counts, Direction, Ids, Optimizer, Task, examples_of
 
 Client = TypeVar("Client", bound=ClientState)
 
@@ -36,10 +36,11 @@ def local_step(
     client: Client, task: Task, batch: Batch, optimizer: Optimizer, direction: Direction | None = None
 ) -> Client:
     """One pass of LocalUpdates, lines 4-5: g̃_i at X^i − progress, added to the progress."""
-    gradient, buffers = task.gradient(client.base - client.progress, client.buffers, batch)
+    model = client.base - client.progress
+    gradient, buffers = task.gradient(model, client.buffers, batch)
     if direction is not None:
         gradient = direction(client, gradient)
-    displacement, optimizer_state = optimizer.update(gradient, client.optimizer)
+    displacement, optimizer_state = optimizer.update(gradient, client.optimizer, model)
     if optimizer.rate != 1:
         displacement = optimizer.rate * displacement
     if optimizer.factor is not None:
@@ -81,6 +82,14 @@ def stopped(client: Client) -> Client:
 
 
 # What those who run algorithms call
+
+
+def counted(clients: Any, task: Task, ids: Ids) -> Any:
+    """The clients with the numbers of their `examples`, where the algorithm has them know these."""
+    if not hasattr(clients, "examples"):
+        return clients
+    found = torch.tensor([examples_of(task, client) for client in ids.tolist()])
+    return replace(clients, examples=found.to(clients.examples))
 
 
 class Said(NamedTuple):

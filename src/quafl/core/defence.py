@@ -116,6 +116,10 @@ class Defence:
         index = max(int(self.speeds * n), int(n >= 4 and self.speeds > 0))
         return float(speeds.sort().values[index])
 
+    def usual_at_most(self, examples: Tensor) -> Tensor:
+        """Numbers of examples that clients of a round say they have: at most `clip` times the lower median of them."""
+        return examples.clamp(max=self.clip * float(examples.median())) if self.bounded and len(examples) else examples
+
     # Clipping
 
     def _clipped(

@@ -9,16 +9,19 @@ from dataclasses import dataclass
 from math import inf
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from quafl.core.client import begin, proximal
 from quafl.core.conversation import Clients, Look, Round
 from quafl.core.defence import NO_DEFENCE, Defence
 from quafl.core.descent import Descent
-from quafl.core.messages import Buffers, Message, Model, heard, own, vector
+from quafl.core.messages import Buffers, Message, Model, heard, number, own, vector
 from quafl.core.randomness import Generators
-from quafl.core.seams import ClientState, Direction, OptimizerState, Records, ServerState
+from quafl.core.seams import ClientState, Counts, Direction, OptimizerState, Records, ServerState
 from quafl.core.server import check_server_lr, check_settings, exchange, mean_or, proceed
+
+MOST = 2**40  # examples that anybody may say to have
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,17 +39,35 @@ class Up(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CountedUp(Up):
+    """The same, from a client that says how much it has learned from."""
+
+    examples: Tensor = number(low=1, high=MOST)  # n_k
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountedClient(ClientState):
+    """A client that knows how many examples it has."""
+
+    examples: Counts  # n_k
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Server(ServerState):
     """w_t is `model`."""
 
     descent: OptimizerState = ()
 
 
+PLAIN = Records(ClientState, Server, Down, Up)
+COUNTED = Records(CountedClient, Server, Down, CountedUp)
+
+
 @dataclass(frozen=True, slots=True)
 class FedAvg:
     """Each round, `sampled` clients start from the server's model, take exactly `local_steps` steps, and the server
     adopts the mean of what they send back, or moves towards it. The round lasts as long as the slowest of them, plus
-    the exchange."""
+    the exchange. If `weighted`, clients tell how many examples they have, and count by that."""
 
     sampled: int = 5
     local_steps: int = 5
@@ -55,8 +76,8 @@ class FedAvg:
     server: Descent | None = None  # how it then moves
     patience: float = inf  # how long the server waits for answers
     defence: Defence = NO_DEFENCE
+    weighted: bool = False  # clients count by their numbers of examples, as in the paper; else alike
 
-    records: ClassVar = Records(ClientState, Server, Down, Up)
     wait: ClassVar[float] = 0.0
     applied: ClassVar[None] = None
 
@@ -70,6 +91,11 @@ class FedAvg:
                 f"server_lr is {self.server_lr}, must be 1 where the server adopts the mean; give a server"
             )
 
+    @property
+    def records(self) -> Records:
+        """Numbers of examples are told where they count."""
+        return COUNTED if self.weighted else PLAIN
+
     # At the server
 
     def start(self, model: Model, buffers: Buffers) -> Server:
@@ -77,19 +103,20 @@ class FedAvg:
         return Server(model=model, buffers=buffers, descent=() if self.server is None else self.server.init(model))
 
     def round(self, server: Server, rng: Generators) -> Round[Server]:
-        """w_{t+1} = Σ w^k/m over the m clients that answered; w_t if nobody did."""
+        """w_{t+1} = Σ w^k/m over the m clients that answered; if weighted, Σ n_k w^k / Σ n_k; w_t if nobody did."""
         clients: Clients = yield Look()
         down = Down(model=server.model, statistics=server.buffers)
         replies = yield from exchange(server, down, clients, self.sampled, self.patience, rng)
         held = self.defence.hold(server, replies, {"model": server.model}, len(clients.present))
-        model, descent = self._moved(server, mean_or(server.model, held.up.model))
+        weights = self.defence.usual_at_most(held.up.examples) if self.weighted else None
+        model, descent = self._moved(server, mean_or(server.model, held.up.model, weights))
         return proceed(
             server,
             held.distances,
             votes=held.votes,
             model=model,
             descent=descent,
-            buffers=mean_or(server.buffers, held.up.statistics),
+            buffers=mean_or(server.buffers, held.up.statistics, weights),
         )
 
     def _moved(self, server: Server, mean: Model) -> tuple[Model, OptimizerState]:
@@ -103,7 +130,7 @@ class FedAvg:
 
     def newcomer(self, client: ClientState, speed: Tensor) -> ClientState:
         """It does nothing before it is asked."""
-        return client
+        return CountedClient.extending(client, examples=torch.ones_like(client.steps)) if self.weighted else client
 
     def hear(self, client: ClientState, down: Down) -> ClientState:
         """w^k ← w_t, and then K steps."""
@@ -117,6 +144,8 @@ class FedAvg:
     def answer(self, client: ClientState, down: Down) -> tuple[Up, ClientState]:
         """w^k after the local steps; it stays there until it is asked again."""
         up = Up(model=client.base - client.progress, statistics=client.buffers)
+        if isinstance(client, CountedClient):
+            up = CountedUp.extending(up, examples=client.examples.double())
         return up, begin(client, client.base, client.buffers, 0)
 
     def lost(self, client: ClientState, up: Up) -> ClientState:

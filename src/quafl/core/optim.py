@@ -1,8 +1,13 @@
-"""Local optimizers, as pairs of pure functions, and schedules of the learning rate."""
+"""Local optimizers, as pairs of pure functions, and schedules of the learning rate.
+
+Every optimizer takes a `clip`, then a `weight_decay`, as PyTorch does when `clip_grad_norm_` comes before the step: the
+gradient is g ← g·min(1, clip/‖g‖), and then g ← g + λ·x. Each is an optimizer made of another one, and acts on a stack
+of models "... d" as on a single one.
+"""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from math import pi
+from math import inf, pi
 from typing import Any, TypeAlias
 
 import torch
@@ -12,24 +17,43 @@ from quafl.core.checks import check_positive, check_share
 from quafl.core.messages import Model
 from quafl.core.seams import Counts, Optimizer, OptimizerState
 
+WEIGHT_DECAY = 0.01  # of adamw, as in torch
+
 Schedule: TypeAlias = Callable[[Counts], Tensor]  # the server's round, as a client knows it -> factor of its lr
 
 
-def sgd(lr: float, schedule: Schedule | None = None) -> Optimizer:
-    """Displacement η·g̃ (Algorithm 1, LocalUpdates, lines 4-5)."""
+def sgd(
+    lr: float, schedule: Schedule | None = None, *, weight_decay: float = 0.0, clip: float | None = None
+) -> Optimizer:
+    """Displacement η·g̃ (Algorithm 1, LocalUpdates, lines 4-5).
+
+    Args:
+      lr: η.
+      schedule: factor of η, by the server's round.
+      weight_decay: λ; λ·x is added to the gradient.
+      clip: the longest that a gradient may be; None: any length.
+    """
     check_positive("lr", lr)
 
     def init(model: Model) -> OptimizerState:
         return ()
 
-    def update(gradient: Model, state: OptimizerState) -> tuple[Model, OptimizerState]:
+    def update(gradient: Model, state: OptimizerState, model: Model) -> tuple[Model, OptimizerState]:
         return gradient, state
 
-    return Optimizer(init, update, schedule, rate=lr, name=_made("sgd", lr=lr, schedule=schedule))
+    name = _made("sgd", lr=lr, schedule=schedule, weight_decay=weight_decay, clip=clip)
+    return _of_clean_gradients(Optimizer(init, update, schedule, rate=lr, name=name), weight_decay, clip)
 
 
 def momentum(
-    lr: float, beta: float = 0.9, *, nesterov: bool = False, schedule: Schedule | None = None, fresh: bool = False
+    lr: float,
+    beta: float = 0.9,
+    *,
+    nesterov: bool = False,
+    schedule: Schedule | None = None,
+    fresh: bool = False,
+    weight_decay: float = 0.0,
+    clip: float | None = None,
 ) -> Optimizer:
     """Displacement η·v with v ← β·v + g̃ (torch's SGD with momentum); Nesterov's: η·(g̃ + β·v)."""
     check_positive("lr", lr)
@@ -38,13 +62,14 @@ def momentum(
     def init(model: Model) -> OptimizerState:
         return (torch.zeros_like(model),)
 
-    def update(gradient: Model, state: OptimizerState) -> tuple[Model, OptimizerState]:
+    def update(gradient: Model, state: OptimizerState, model: Model) -> tuple[Model, OptimizerState]:
         velocity = torch.add(gradient, state[0], alpha=beta)
         direction = torch.add(gradient, velocity, alpha=beta) if nesterov else velocity
         return direction, (velocity,)
 
-    name = _made("momentum", lr=lr, beta=beta, nesterov=nesterov, schedule=schedule, fresh=fresh)
-    return Optimizer(init, update, schedule, fresh, rate=lr, name=name)
+    said = {"nesterov": nesterov, "schedule": schedule, "fresh": fresh, "weight_decay": weight_decay, "clip": clip}
+    name = _made("momentum", lr=lr, beta=beta, **said)
+    return _of_clean_gradients(Optimizer(init, update, schedule, fresh, rate=lr, name=name), weight_decay, clip)
 
 
 def adam(
@@ -54,8 +79,11 @@ def adam(
     *,
     schedule: Schedule | None = None,
     fresh: bool = False,
+    weight_decay: float = 0.0,
+    clip: float | None = None,
 ) -> Optimizer:
-    """Displacement η·m̂/(√v̂ + ε) (Kingma and Ba, 2015, Algorithm 1)."""
+    """Displacement η·m̂/(√v̂ + ε) (Kingma and Ba, 2015, Algorithm 1). Weight decay goes through the moments; `adamw` is
+    what models are usually fine-tuned with."""
     check_positive("lr", lr)
     check_positive("eps", eps)
     for beta in betas:
@@ -65,7 +93,7 @@ def adam(
     def init(model: Model) -> OptimizerState:
         return torch.zeros_like(model), torch.zeros_like(model), torch.zeros(model.shape[:-1], device=model.device)
 
-    def update(gradient: Model, state: OptimizerState) -> tuple[Model, OptimizerState]:
+    def update(gradient: Model, state: OptimizerState, model: Model) -> tuple[Model, OptimizerState]:
         mean, square, count = state
         count = count + 1
         mean = torch.lerp(mean, gradient, 1 - first)
@@ -74,8 +102,66 @@ def adam(
         scale = (1 - second**count).rsqrt().unsqueeze(-1)
         return (size * mean).div_(square.sqrt().mul_(scale).add_(eps)), (mean, square, count)
 
-    name = _made("adam", lr=lr, betas=betas, eps=eps, schedule=schedule, fresh=fresh)
-    return Optimizer(init, update, schedule, fresh, name=name)
+    said = {"schedule": schedule, "fresh": fresh, "weight_decay": weight_decay, "clip": clip}
+    name = _made("adam", lr=lr, betas=betas, eps=eps, **said)
+    return _of_clean_gradients(Optimizer(init, update, schedule, fresh, name=name), weight_decay, clip)
+
+
+def adamw(
+    lr: float,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    *,
+    weight_decay: float = WEIGHT_DECAY,
+    schedule: Schedule | None = None,
+    fresh: bool = False,
+    clip: float | None = None,
+) -> Optimizer:
+    """Displacement η·(m̂/(√v̂ + ε) + λ·x): Adam with weight decay beside the moments (Loshchilov and Hutter, "Decoupled
+    Weight Decay Regularization", 2019, Algorithm 2). The schedule is a factor of both."""
+    _check_decay(weight_decay)
+    plain = adam(lr, betas, eps, schedule=schedule, fresh=fresh, clip=clip)
+
+    def update(gradient: Model, state: OptimizerState, model: Model) -> tuple[Model, OptimizerState]:
+        displacement, state = plain.update(gradient, state, model)
+        return torch.add(displacement, model, alpha=lr * weight_decay), state
+
+    said = {"weight_decay": weight_decay, "schedule": schedule, "fresh": fresh, "clip": clip}
+    return plain._replace(update=update, name=_made("adamw", lr=lr, betas=betas, eps=eps, **said))
+
+
+def _of_clean_gradients(optimizer: Optimizer, weight_decay: float, clip: float | None) -> Optimizer:
+    """The optimizer of g·min(1, clip/‖g‖) + λ·x."""
+    _check_decay(weight_decay)
+    return _clipped(_decayed(optimizer, weight_decay) if weight_decay else optimizer, clip)
+
+
+def _decayed(optimizer: Optimizer, weight_decay: float) -> Optimizer:
+    """The optimizer of g + λ·x, the gradient of f + λ/2 ‖x‖²."""
+
+    def update(gradient: Model, state: OptimizerState, model: Model) -> tuple[Model, OptimizerState]:
+        return optimizer.update(torch.add(gradient, model, alpha=weight_decay), state, model)
+
+    return optimizer._replace(update=update)
+
+
+def _clipped(optimizer: Optimizer, longest: float | None) -> Optimizer:
+    """The optimizer of g·min(1, longest/‖g‖) (Pascanu et al., "On the difficulty of training recurrent neural
+    networks", 2013, Algorithm 1), the norm being each model's own."""
+    if longest is None:
+        return optimizer
+    check_positive("clip", longest)
+
+    def update(gradient: Model, state: OptimizerState, model: Model) -> tuple[Model, OptimizerState]:
+        norm = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True)
+        return optimizer.update(gradient * (longest / norm.clamp(min=longest)), state, model)
+
+    return optimizer._replace(update=update)
+
+
+def _check_decay(weight_decay: float) -> None:
+    if not 0 <= weight_decay < inf:
+        raise ValueError(f"weight_decay is {weight_decay}, must not be negative, and finite; 0 is none")
 
 
 def linear(points: Sequence[tuple[float, float]]) -> Schedule:

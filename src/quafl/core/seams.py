@@ -77,7 +77,8 @@ class Task(Protocol):
     a federation refuses clients that have others. `judge(client, model, buffers) -> Score | None` is how good the model
     is on a client's own data, with their number as `examples`. `has_test` is False where `evaluate` has no loss, and
     the clients are to judge. `expect(keys)`, if not None, is told which batches will be asked for next, as (client,
-    step), and may read them ahead.
+    step), and may read them ahead. `examples(client) -> int` is how many a client learns from: algorithms may weigh
+    clients by them.
     """
 
     def initial(self) -> tuple[Model, Buffers]:
@@ -96,12 +97,23 @@ class Task(Protocol):
         """The model as named tensors, the way its users know it."""
 
 
+def examples_of(task: Task, client: int) -> int:
+    """How many the client learns from, if the task counts them."""
+    count: Callable[[int], int] | None = getattr(task, "examples", None)
+    if count is None:
+        raise ValueError(
+            f"the algorithm weighs clients by their examples, and the task, a {type(task).__name__}, does not count "
+            f"them; give it a method examples(client), or set weighted to False"
+        )
+    return count(client)
+
+
 class Optimizer(NamedTuple):
     """A local optimizer as two pure functions; its state stays with the client. A rate beside them instead of in them
-    need not be compiled."""
+    need not be compiled. `update` is given a gradient, the state, and the model at which the gradient was taken."""
 
     init: Callable[[Model], OptimizerState]
-    update: Callable[[Model, OptimizerState], tuple[Model, OptimizerState]]  # gradient -> displacement, at rate 1
+    update: Callable[[Model, OptimizerState, Model], tuple[Model, OptimizerState]]  # -> displacement, at rate 1
     factor: Callable[[Counts], Tensor] | None = None  # of the displacement, by the server's round: a schedule
     fresh: bool = False  # begin anew after each contact
     rate: float = 1.0

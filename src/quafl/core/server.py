@@ -18,6 +18,8 @@ from quafl.core.seams import Ids, ServerState
 
 Server = TypeVar("Server", bound=ServerState)
 
+MANY = 100_000  # clients, of whom a sample is drawn without a permutation of all
+
 
 def check_settings(sampled: int, local_steps: int, patience: float) -> None:
     """What all algorithms have."""
@@ -34,7 +36,12 @@ def check_server_lr(server_lr: float) -> None:
 
 def sample(present: Ids, count: int, rng: torch.Generator) -> Ids:
     """`count` clients uniformly at random, or all of them when there are no more."""
-    return present[torch.randperm(len(present), generator=rng)[:count]]
+    if len(present) <= MANY or count > len(present) // 2:
+        return present[torch.randperm(len(present), generator=rng)[:count]]
+    places: dict[int, None] = {}  # in the order in which they are first drawn
+    while len(places) < count:
+        places |= dict.fromkeys(torch.randint(len(present), (count,), generator=rng).tolist())
+    return present[torch.tensor(list(places)[:count])]
 
 
 def exchange(
@@ -87,9 +94,14 @@ def proceed(server: Server, distances: Mapping[str, Tensor], **changes: Any) -> 
     return replace(after, expected={**server.expected, **expected})
 
 
-def mean_or(mine: Tensor, theirs: Tensor) -> Tensor:
-    """The mean of what came; mine if nothing did."""
-    return theirs.mean(dim=0) if len(theirs) else mine
+def mean_or(mine: Tensor, theirs: Tensor, weights: Tensor | None = None) -> Tensor:
+    """The mean of what came, Σ n_k x_k / Σ n_k with weights n_k; mine if nothing did."""
+    if not len(theirs):
+        return mine
+    if weights is None:
+        return theirs.mean(dim=0)
+    shares = (weights / weights.sum()).to(theirs)
+    return (shares.unsqueeze(-1) * theirs).sum(dim=0)
 
 
 def keyed(down: type[Message]) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from time import monotonic
 from typing import Any, TypeAlias
 
 from quafl.codec.seams import WireError
+from quafl.core.messages import Buffers, Model
 from quafl.deploy.journal import Journal
 from quafl.protocol import log
 from quafl.protocol.carrier import SERVER, Octets, Unreachable
@@ -35,15 +36,24 @@ GOODBYE_SECONDS = 3.0
 AT_ONCE = 4  # threads that compute, and as many that wait for the server
 
 
-def kept_in(folder: Path) -> tuple[dict[str, Any] | None, list[Reported]]:
-    """What an earlier process of this client left: its checkpoint, and what it has reported."""
+def kept_in(folder: Path, device: str = "cpu") -> tuple[dict[str, Any] | None, list[Reported]]:
+    """What an earlier process of this client left: its checkpoint, if it was made on that kind of device, and what it
+    has reported."""
     kept = None
     try:
         kept = Checkpoints(folder).newest()
     except RecordError as error:
         _log.error("%s; the server brings this client back", error)
-    if kept is not None and "reported" not in kept:
+    if kept is not None and "device" not in kept:
         _log.warning("%s holds a checkpoint of an earlier version; the server brings this client back", folder)
+        kept = None
+    elif kept is not None and kept["device"] != device:
+        _log.warning(
+            "the checkpoint in %s was made on %s, not %s; the server brings this client back",
+            folder,
+            kept["device"],
+            device,
+        )
         kept = None
     journal = Journal(folder / JOURNAL)
     try:
@@ -59,10 +69,18 @@ def kept_in(folder: Path) -> tuple[dict[str, Any] | None, list[Reported]]:
 class Driver:
     """Carries out what a client's machine wants, in the folder that it has to itself."""
 
-    def __init__(self, machine: ClientSide, folder: Path, ask: AskServer, *, checkpoint_seconds: float = 30.0) -> None:
+    def __init__(
+        self,
+        machine: ClientSide,
+        folder: Path,
+        ask: AskServer,
+        *,
+        checkpoint_seconds: float = 30.0,
+        on_final: Callable[[Model, Buffers], None] = lambda model, buffers: None,
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.machine = machine
-        self._folder, self._ask, self._checkpoint_seconds = folder, ask, checkpoint_seconds
+        self._folder, self._ask, self._checkpoint_seconds, self._on_final = folder, ask, checkpoint_seconds, on_final
         self._checkpoints, self._journal = Checkpoints(folder), Journal(folder / JOURNAL, waits=True)
         self._written = self._journal.number  # records
         self._events: Queue[Any] = Queue()
@@ -119,6 +137,8 @@ class Driver:
         if machine.failure is not None:
             _log.error("this client cannot take part: %s", machine.failure, exc_info=_unexpected(machine.failure))
             return False
+        if machine.final is not None:
+            self._on_final(*machine.final)
         _log.info("%s: %s", "the run is over" if machine.finished else "stopped", machine.status)
         return True
 

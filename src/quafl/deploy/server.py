@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import inf
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -19,7 +19,7 @@ from threading import Event
 from time import monotonic
 from typing import Any
 
-from quafl.core.seams import ServerState, Task
+from quafl.core.seams import ServerState, Task, Totals
 from quafl.deploy.carrier import Carrier, Loop
 from quafl.deploy.journal import Journal
 from quafl.protocol import history, log
@@ -29,14 +29,15 @@ from quafl.protocol.machine import Answer, Ask, Asked, Compute, Do, Done, Effect
 from quafl.protocol.members import Member
 from quafl.protocol.server import ServerSide
 from quafl.record.checkpoints import Checkpoints
-from quafl.record.evaluations import Evaluations
+from quafl.record.evaluations import Evaluations, Pending, Standing
 from quafl.record.rows import Row, is_as_good
 
 _log = logging.getLogger(__name__)
 
 SHARE = 0.05  # of the time, at most, goes into checkpoints
 GLANCE = 0.5  # seconds between two looks at whether to stop
-FORMAT = 4  # of checkpoints
+FORMAT = 5  # of checkpoints
+JUDGING = "bytes_judging"  # a column of rows: octets of models that clients were sent to judge, and their answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,8 @@ class Goals:
     stop_at_target: bool = False
     checkpoint_seconds: float = 10.0
     average: float = 0.0  # time constant of the average of models that is evaluated; 0: the model itself is
+    per_client: bool = False  # clients judge, too; they do anyway where the server has nothing to judge by
+    personal_steps: int = 0  # by which each makes the model its own, which it then judges as well
     seed: int = 0
 
     def at_target(self, row: Row) -> bool:
@@ -249,6 +252,8 @@ class Coordinator:
             stops=goals.stop_at_target,
             average=goals.average,
         )
+        self._asks = goals.per_client or goals.personal_steps > 0 or not getattr(task, "has_test", True)
+        self._pending: Pending | None = None  # an evaluation that clients are asked about
         self._checkpoints, self._journal, self._made_with = checkpoints, journal, made_with
         self._on_row, self._stop = on_row, stop
         self._saved_at = monotonic()
@@ -271,6 +276,9 @@ class Coordinator:
         machine.restore(kept["machine"], entries)
         self._history.go_back(kept["history"])
         self.evaluations.restore(kept["evaluations"])
+        if kept["pending"] is not None:
+            shown, time, totals = kept["pending"]
+            self._pending = Pending(Standing(*shown), time, Totals(**totals))
         times = [entry.now for entry in entries if isinstance(entry, log.Looked)]
         self.driver.set_clock(max([kept["clock"], *times]))
         machine.now, self._origin = kept["clock"], kept["origin"]
@@ -294,6 +302,9 @@ class Coordinator:
                 return False
             self._origin = self.driver.seconds  # the clock starts when there is somebody
             self._evaluate()
+            self._wait_for_judgement()
+            if not self.evaluations.rows:  # asked to stop
+                return False
         elif self._is_over():
             _log.info("this run is over already; raise run.until or run.rounds, or choose another --out")
         else:
@@ -302,15 +313,21 @@ class Coordinator:
             if not self._save():  # what is written down from now on would follow it
                 self.driver.call(lambda machine: machine.write_no_more())
             self.driver.call(lambda machine: machine.begin())
+            if self._pending is not None:  # an earlier process was told nothing, or not all
+                self._ask_clients(self._pending)
             while not self._is_over():
                 if self._stop.is_set():
                     return False
                 if self._next_round():
                     self._look_at_round()
+                self._look_at_judgement()
+        self._wait_for_judgement()
         if self.evaluations.rows[-1]["round"] != self.server.round:
             self._evaluate()
+            self._wait_for_judgement()
         self._save()
-        self.driver.call(lambda machine: machine.finish())
+        _, model, buffers = self.evaluations.shown
+        self.driver.call(lambda machine: machine.finish(model, buffers))
         return True
 
     def _wait_for_clients(self) -> None:
@@ -336,7 +353,7 @@ class Coordinator:
     def _look_at_round(self) -> None:
         time = max(self.driver.machine.now - self._origin, 0.0)
         self.evaluations.reach(time, self.server)
-        if time >= self.evaluations.due:
+        if time >= self.evaluations.due and self._pending is None:
             self._evaluate()
         if self._is_over():
             return
@@ -352,11 +369,34 @@ class Coordinator:
     def _evaluate(self) -> None:
         machine = self.driver.machine
         self._history.add(Reached(machine.server.round, digest(machine.server.model, machine.server.buffers)))
-        self._on_row(self.evaluations.evaluate(machine.totals))
+        pending = self.evaluations.begin(machine.totals)
+        if self._asks:
+            self._ask_clients(pending)
+        else:
+            self._on_row(self.evaluations.conclude(pending, None))
+
+    def _ask_clients(self, pending: Pending) -> None:
+        """How good the model is where the data are; rounds go on meanwhile."""
+        self._pending = pending
+        _, model, buffers = pending.shown
+        self.driver.call(lambda machine: machine.judge(model, buffers, self._goals.personal_steps))
+
+    def _look_at_judgement(self) -> None:
+        """A row, if the clients have answered."""
+        judgement, pending = self.driver.machine.judgement, self._pending
+        if pending is None or judgement is None or not judgement.is_over:
+            return
+        self._pending = None
+        nbytes = judgement.nbytes + (self.evaluations.rows[-1].get(JUDGING, 0.0) if self.evaluations.rows else 0.0)
+        self._on_row(self.evaluations.conclude(pending, judgement.scores, **{JUDGING: nbytes}))
+
+    def _wait_for_judgement(self) -> None:
+        while self._pending is not None and not self._stop.wait(GLANCE / 5):
+            self._look_at_judgement()
 
     def _save(self) -> bool:
         """Between two rounds; whether it was possible. A full disk must not end the run."""
-        began = monotonic()
+        began, pending = monotonic(), self._pending
         try:
             state, number, place = self.driver.snapshot(self._history)
             self._checkpoints.save(
@@ -367,6 +407,7 @@ class Coordinator:
                     "journal": number,
                     "history": place,
                     "evaluations": self.evaluations.state(),
+                    "pending": pending and (tuple(pending.shown), pending.time, asdict(pending.totals)),
                     "clock": self.driver.machine.now,
                     "origin": self._origin,
                 }

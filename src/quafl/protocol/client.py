@@ -19,14 +19,16 @@ import torch
 from quafl.codec import wire
 from quafl.codec.coders import Coders, Parcel
 from quafl.codec.seams import DecodeError, Packet, WireError
-from quafl.core.client import begin, listen, local_step, newcomers, speak
+from quafl.core.client import begin, counted, listen, local_step, newcomers, speak
+from quafl.core.judgement import judged
 from quafl.core.messages import Message
 from quafl.core.pieces import zeros
 from quafl.core.randomness import derive
-from quafl.core.seams import Algorithm, ClientState, Optimizer, Task
+from quafl.core.seams import Algorithm, ClientState, Optimizer, Score, Task
 from quafl.core.server import keyed
 from quafl.protocol import log, messages
 from quafl.protocol.carrier import SERVER, Octets, Unadmitted, Unreachable
+from quafl.protocol.judging import score_to_bytes
 from quafl.protocol.layout import beginning, digest_of, layout_of
 from quafl.protocol.log import Reported
 from quafl.protocol.machine import ERROR, INFO, WARNING, Ask, Asked, Compute, Flow, Machine, Until, Write
@@ -36,6 +38,8 @@ from quafl.protocol.messages import (
     Accepted,
     Broken,
     Contact,
+    Evaluate,
+    Evaluated,
     Finished,
     Hello,
     Idle,
@@ -85,6 +89,16 @@ class Work:
     hearing: Hearing
 
 
+@dataclass(slots=True)
+class Looking:
+    """A model that is to be judged, between two local steps: a task does one thing at a time."""
+
+    model: torch.Tensor
+    buffers: torch.Tensor
+    steps: int  # by which it is made the client's own, and judged again
+    said: Score | Exception | None = None
+
+
 class ClientSide(Machine):
     """One client's machine. `agree` makes the terms of the text that the server sends.
 
@@ -106,7 +120,8 @@ class ClientSide(Machine):
         super().__init__()
         self.session = session  # of its process
         self.client: Any = None  # a ClientState of a single row; None until the server's model has arrived
-        self.finished = False  # the server has said so
+        self.finished = False  # the server has said so,
+        self.final: tuple[torch.Tensor, torch.Tensor] | None = None  # with this model and buffers
         self.failure: Exception | None = None  # why it cannot take part
         self.sent = self.received = 0  # octets
         self._name, self._task, self._agree = name, task, agree
@@ -124,6 +139,7 @@ class ClientSide(Machine):
         self._run = ""
         self._given: Given | None = None
         self._work: Work | None = None
+        self._looking: Looking | None = None
         self._contacted: Contact | None = None  # that is being answered at the moment
         self._newest = b""  # ticket that has come; those that come later are greater
         self._delivering = b""  # the ticket of the reply that the server is being told
@@ -176,6 +192,7 @@ class ClientSide(Machine):
             client = begin(client, client.base, client.buffers, 0)
         return {
             "run": self._run,
+            "device": self._model.device.type,
             "text": messages.as_text(self._text).decode(),
             "client": client.tree(),
             "reported": _name_of(self._report),
@@ -233,8 +250,8 @@ class ClientSide(Machine):
                 raise WireError(messages.sentence(rejection))
             case Refused() as refusal:
                 raise Unreachable(f"does not take the greeting: {messages.sentence(refusal)}")
-            case Finished():
-                self.finished = True
+            case Finished(body):
+                self._end(body)
             case other:
                 raise WireError(f"the server answered a Hello with a {type(other).__name__}")
 
@@ -323,8 +340,9 @@ class ClientSide(Machine):
         reply, coder = messages.from_bytes(octets), terms.coders.up
         assert isinstance(reply, Reply)
         numbers, more = coder.message.numbers(), len(keyed(terms.algorithm.records.down))
-        parcel, _ = messages.parcel_from(reply.body, len(coder.vectors), len(numbers), more)
-        decoded = coder.displacements(parcel, replay([wire.from_bytes(bits) for bits in repairs]))
+        here = self._model.device
+        parcel, _ = messages.parcel_from(reply.body, len(coder.vectors), len(numbers), more, here)
+        decoded = coder.displacements(parcel, replay([wire.from_bytes(bits, here) for bits in repairs]))
         vectors = {one.name: decoded.get(one.name, zeros(self._model)) for one in coder.vectors}
         values = {one.name: value for one, value in zip(numbers, parcel.numbers, strict=True)}
         up = coder.message(statistics=parcel.packets[0].exact, **vectors, **values)
@@ -343,8 +361,10 @@ class ClientSide(Machine):
                     answer = yield from self._contact(message)
                 case Repair() as message:
                     answer = yield from self._refine(message)
-                case Finished():
-                    self.finished = True
+                case Evaluate() as message:
+                    answer = yield from self._judge(message)
+                case Finished(body):
+                    self._end(body)
                     answer = messages.to_bytes(Received())
                 case other:
                     raise WireError(f"a {type(other).__name__} is nothing that a server says")
@@ -353,6 +373,26 @@ class ClientSide(Machine):
             answer = messages.to_bytes(Refused(str(error).encode()))
         self.sent += len(answer)
         self._answer(event.call, answer)
+
+    def _end(self, body: Octets) -> None:
+        """The run is over; the final model is kept, if it can be read."""
+        self.finished = True
+        try:
+            self.final = messages.model_from(body, *self.sizes) if len(body) else None
+        except WireError as error:
+            self._say(WARNING, "the final model cannot be used: %s", error)
+
+    def _judge(self, question: Evaluate) -> Flow:
+        """How good a model is on this client's own data."""
+        model, buffers = messages.model_from(question.body, *self.sizes)
+        mine = Looking(model.to(self._model.device), buffers.to(self._model.device), question.steps)
+        self._looking = mine
+        yield Until(lambda: mine.said is not None or self._looking is not mine or self._stopping)
+        if isinstance(mine.said, Exception):
+            raise WireError(f"this client cannot judge a model ({mine.said})")
+        if mine.said is None:
+            raise WireError("this client is stopping, or has been sent another model")
+        return messages.to_bytes(Evaluated(question.ticket, score_to_bytes(mine.said)))
 
     def _contact(self, contact: Contact) -> Flow:
         """The answer to a contact: a reply, or that one follows, or a wish for the whole model."""
@@ -401,6 +441,7 @@ class ClientSide(Machine):
             for up in self._to_apply:
                 before = _remembering(terms, before, up)
             hearing = measured(hearing.down, hearing.noise, before)
+        before = counted(before, self._task, torch.zeros(1, dtype=torch.int64))
         heard = listen(terms.algorithm, terms.optimizer, before, hearing.down, contact.round)
         if int(heard.taken) >= int(heard.budget):
             return (yield from self._reply(contact, terms, heard, hearing, joined=joined, at_once=True))
@@ -434,7 +475,7 @@ class ClientSide(Machine):
         """What the algorithm says, and the receipt for this client's last applied reply."""
         down = terms.algorithm.records.down
         receipts, body = contact.body[: contact.receipts], contact.body[contact.receipts :]
-        parcel, _ = messages.parcel_from(body, len(down.vectors()), len(down.numbers()))
+        parcel, _ = messages.parcel_from(body, len(down.vectors()), len(down.numbers()), device=self._model.device)
         for place, packet in enumerate(parcel.packets):
             exact = len(self._buffers) if place == 0 else 0
             if packet.dtype != torch.float32 or packet.kind != "base":
@@ -462,7 +503,7 @@ class ClientSide(Machine):
                 request = Repair(contact.ticket, wanted.place, wire.to_bytes(wanted.request))
                 match (yield from self._ask(messages.to_bytes(request), ANSWER_PATIENCE)):
                     case Refinement(bits):
-                        known.append(wire.from_bytes(bits))
+                        known.append(wire.from_bytes(bits, self._model.device))
                     case other:
                         raise DecodeError(f"asked for a repair, got a {type(other).__name__}") from None
 
@@ -553,7 +594,9 @@ class ClientSide(Machine):
                 return
             before, terms, work = self.client, self._terms, self._work
             assert terms is not None
-            if int(before.taken) < int(before.budget):
+            if self._looking is not None:
+                yield from self._look(self._looking, terms)
+            elif int(before.taken) < int(before.budget):
                 began = self.now
                 try:
                     after = yield Compute(partial(self._step, before, terms))
@@ -574,9 +617,31 @@ class ClientSide(Machine):
     def _has_something_to_do(self) -> bool:
         if self._stopping:
             return True
-        if self._contacted is not None or self._terms is None or self.client is None or self.failure is not None:
+        if self._terms is None or self.failure is not None:
+            return False
+        if self._looking is not None:
+            return True
+        if self._contacted is not None or self.client is None:
             return False
         return int(self.client.taken) < int(self.client.budget) or self._work is not None
+
+    def _look(self, mine: Looking, terms: Terms) -> Flow:
+        """Judge a model; a task that cannot has nothing to say."""
+        optimizer, steps = terms.optimizer, mine.steps
+
+        def score() -> Score:
+            if not hasattr(self._task, "judge"):
+                return {}
+            found = judged(self._task, 0, mine.model, mine.buffers, optimizer=optimizer, personal_steps=steps)
+            return found or {}
+
+        try:
+            mine.said = yield Compute(score)
+        except Exception as error:  # whatever the user's task raises: training goes on
+            self._say(ERROR, "the server's model cannot be judged here: %s", error)
+            mine.said = error
+        if self._looking is mine:
+            self._looking = None
 
     def _step(self, client: Any, terms: Terms) -> Any:
         """On the terms that the state was made for, even if the server has just said others."""

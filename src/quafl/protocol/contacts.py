@@ -15,6 +15,7 @@ from quafl.protocol import log, messages
 from quafl.protocol.carrier import Octets, Unreachable
 from quafl.protocol.debts import Arrival, Debts, Question
 from quafl.protocol.judge import Judge, Opinion
+from quafl.protocol.judging import Judgement, score_from
 from quafl.protocol.layout import Layout, difference, digest_of
 from quafl.protocol.log import Entry, Idled, Joined, Missed, Returned, Took
 from quafl.protocol.machine import ERROR, INFO, WARNING, Ask, Asked, Compute, Flow, Until, Write
@@ -23,7 +24,7 @@ from quafl.protocol.messages import (
     Accepted,
     Broken,
     Contact,
-    Finished,
+    Evaluated,
     Hello,
     Idle,
     Received,
@@ -52,7 +53,7 @@ class Contacts(Debts):
         limits: Limits,
     ) -> None:
         super().__init__(algorithm, server, limits)
-        self.finished = False
+        self.finished = b""  # what is said to everybody when the run is over
         self.on_entry: Callable[[Entry], None] = lambda entry: None  # sees what is written down, or replayed
         self._coders, self._welcome = coders, welcome
         self._layout, self._layout_digest = layout, digest_of(layout)
@@ -105,7 +106,7 @@ class Contacts(Debts):
             self._say(WARNING, "%s cannot take part: %s", name, reason)
             return Rejected(reason.encode())
         if self.finished:
-            return Finished()
+            return messages.from_bytes(self.finished)
         new = self.members.get(name) is None
         member = self.members.admit(name)
         if member is None:
@@ -293,7 +294,7 @@ class Contacts(Debts):
                 if len(known) >= MOST_REPAIRS * len(self._coders.up.vectors):
                     raise DecodeError(f"does not decode after {len(known)} repairs") from None
                 bits.append((yield from self._refinement(member, question, wanted)))
-                known.append(wire.from_bytes(bits[-1]))
+                known.append(wire.from_bytes(bits[-1], self.server.model.device))
             else:
                 return opinion, bits
 
@@ -321,9 +322,31 @@ class Contacts(Debts):
 
     def _tell_end(self, member: Member) -> Flow:
         try:
-            yield Ask(member.name, messages.to_bytes(Finished()), self._limits.contact_seconds)
+            yield Ask(member.name, self.finished, self._limits.contact_seconds)
         except Unreachable:
             self._say(INFO, "%s could not be told that the run is over", member.name)
+
+    def _ask_to_judge(self, member: Member, judgement: Judgement) -> Flow:
+        """How good a model is on a client's own data. Nobody's fault, if it says nothing."""
+        try:
+            judgement.nbytes += len(judgement.octets)
+            back = yield Ask(member.name, judgement.octets, self._limits.judge_seconds)
+            judgement.nbytes += len(back)
+            match messages.from_bytes(back):
+                case Evaluated(ticket, text) if ticket == judgement.ticket:
+                    score = score_from(text)
+                    if score is not None:
+                        judgement.scores[member.name] = score
+                case Refused() as refusal:
+                    self._say(WARNING, "%s does not judge the model: %s", member.name, messages.sentence(refusal))
+                case other:
+                    raise WireError(f"was asked to judge a model, sent a {type(other).__name__}")
+        except Unreachable as error:
+            self._say(WARNING, "%s has not judged the model: %s", member.name, str(error) or "it took too long")
+        except WireError as error:
+            self._fault(member, str(error), judgement.ticket)
+        finally:
+            judgement.waiting.discard(member.name)
 
     def _contact(self, question: Question, parcel: Parcel, asked: list[Member], *, whole: bool = False) -> bytes:
         """The octets of a contact."""

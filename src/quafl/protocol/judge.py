@@ -54,7 +54,8 @@ class Judge:
         if not (reply.steps == NOT_TOLD or 0 <= reply.steps <= self._algorithm.local_steps):
             raise WireError(f"says that it took {reply.steps} steps, could take at most {self._algorithm.local_steps}")
         declared = self._coder.message.numbers()
-        parcel, more = parcel_from(reply.body, len(self._coder.vectors), len(declared), len(self._keyed))
+        here = spoken.heard.statistics.device
+        parcel, more = parcel_from(reply.body, len(self._coder.vectors), len(declared), len(self._keyed), here)
         distances = dict(zip(self._keyed, more, strict=True))
         called, told = spoken.meant(parcel)
         for name, far in distances.items():

@@ -13,7 +13,7 @@ from quafl.protocol import messages
 Layout: TypeAlias = tuple[str, ...]
 
 LONGEST = messages.LONGEST_TEXT // 2  # octets that a greeting has for it
-SHOWN = 60  # characters of a line, in a sentence
+SHOWN = 30, 70  # characters of a line, in a sentence: where the name begins, and where it ends, with the shape
 
 
 def layout_of(task: Task) -> Layout:
@@ -57,4 +57,5 @@ def difference(mine: Layout, name: str, theirs: Any) -> str:
 
 
 def _shown(line: str) -> str:
-    return repr(line if len(line) <= SHOWN else line[:SHOWN] + "…")
+    first, last = SHOWN
+    return repr(line if len(line) <= first + last else f"{line[:first]}…{line[-last:]}")

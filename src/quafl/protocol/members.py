@@ -38,7 +38,8 @@ class Limits:
     clients: int = 1000  # most that can ever take part
     start_with: int = 1  # clients that must be there before the first round
     silence: float = 10.0  # seconds without a sign of life, after which a client is taken for gone
-    contact_seconds: float = 30.0  # that a client may take to answer a message
+    contact_seconds: float = 30.0  # that a client may take to answer a message,
+    judge_seconds: float = 60.0  # and to judge a model
     slow: float = 10.0  # times the usual time, from which on an answer is too late, where clients answer at once,
     prompt: float = 0.25  # but never fewer seconds than that
     far: float = 20.0  # times the usual distance, from which on a reply is implausible

@@ -11,6 +11,7 @@ from hashlib import blake2b
 from typing import Any, TypeAlias
 
 import torch
+from torch import Tensor
 
 from quafl.codec import wire
 from quafl.codec.coders import Parcel
@@ -18,7 +19,7 @@ from quafl.codec.seams import WireError
 from quafl.protocol.carrier import Octets
 
 MAGIC = b"QFED"
-VERSION = 4
+VERSION = 5
 TICKET = 16  # octets
 LONGEST_TEXT = 65536  # octets
 MARGIN = 1_000_000  # octets of a message beside its vectors
@@ -128,7 +129,26 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The run is over."""
+    """The run is over; its body is the final model, or nothing."""
+
+    body: Octets
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluate:
+    """How good is the model in the body on the client's own data, as it is and after so many local steps of its own?"""
+
+    ticket: bytes
+    steps: int
+    body: Octets
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """Measures of that model by their names; none, if the client has nothing to judge by."""
+
+    ticket: bytes
+    body: Octets
 
 
 Message: TypeAlias = (
@@ -146,6 +166,8 @@ Message: TypeAlias = (
     | Refused
     | Rejected
     | Finished
+    | Evaluate
+    | Evaluated
 )
 _LAYOUTS: dict[type[Message], struct.Struct] = {  # of the fields before the body; their order is the kind's number
     Contact: struct.Struct(f"<{TICKET}sQ?I"),
@@ -162,6 +184,8 @@ _LAYOUTS: dict[type[Message], struct.Struct] = {  # of the fields before the bod
     Refused: struct.Struct(""),
     Rejected: struct.Struct(""),
     Finished: struct.Struct(""),
+    Evaluate: struct.Struct(f"<{TICKET}sI"),
+    Evaluated: struct.Struct(f"<{TICKET}s"),
 }
 _KINDS = tuple(_LAYOUTS)
 _WITH_BODY = frozenset(made for made in _KINDS if any(f.name == "body" for f in fields(made)))
@@ -214,8 +238,10 @@ def parcel_parts(parcel: Parcel, more: Sequence[float] = ()) -> list[Octets]:
     return parts
 
 
-def parcel_from(body: Octets, vectors: int, numbers: int, more: int = 0) -> tuple[Parcel, list[float]]:
-    """What `parcel_parts` wrote, of so many vectors and numbers; or a WireError."""
+def parcel_from(
+    body: Octets, vectors: int, numbers: int, more: int = 0, device: torch.device | str = "cpu"
+) -> tuple[Parcel, list[float]]:
+    """What `parcel_parts` wrote, of so many vectors and numbers, with the vectors on the device; or a WireError."""
     view = memoryview(body)
     try:
         counts = _COUNTS.unpack_from(view)
@@ -228,7 +254,7 @@ def parcel_from(body: Octets, vectors: int, numbers: int, more: int = 0) -> tupl
         for _ in range(vectors):
             (length,) = _LENGTH.unpack_from(view, place)
             place += _LENGTH.size
-            packets.append(wire.from_bytes(view[place : place + length]))
+            packets.append(wire.from_bytes(view[place : place + length], device))
             place += length
     except struct.error:
         raise WireError(f"message has a body of {len(view)} octets, which is too short") from None
@@ -236,6 +262,22 @@ def parcel_from(body: Octets, vectors: int, numbers: int, more: int = 0) -> tupl
         raise WireError(f"message has a body of {len(view)} octets, expected {place}")
     values = tuple(torch.tensor(value, dtype=torch.float64) for value in told[:numbers])
     return Parcel(tuple(packets), values), list(told[numbers:])
+
+
+def model_to_bytes(model: Tensor, buffers: Tensor) -> bytes:
+    """A model and its buffers in full precision, little-endian."""
+    both = torch.cat((model.detach().cpu(), buffers.detach().cpu())).to(torch.float32)
+    return both.numpy().astype("<f4").tobytes()
+
+
+def model_from(body: Octets, parameters: int, buffers: int) -> tuple[Tensor, Tensor]:
+    """What `model_to_bytes` wrote, of so many numbers; or a WireError."""
+    if len(body) != 4 * (parameters + buffers):
+        raise WireError(f"a model has {len(body)} octets, expected {4 * (parameters + buffers)}")
+    both = torch.frombuffer(bytearray(body), dtype=torch.float32)
+    if not both.isfinite().all():
+        raise WireError("a model has numbers that are not finite")
+    return both[:parameters], both[parameters:]
 
 
 def receipts_to_bytes(receipts: Mapping[str, bytes]) -> bytes:

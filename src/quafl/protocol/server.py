@@ -21,7 +21,7 @@ from quafl.codec import wire
 from quafl.codec.coders import Coders, Parcel
 from quafl.codec.hashing import BLOCK
 from quafl.core.conversation import Await, Clients, Look, Replies, Sleep, Tell
-from quafl.core.messages import Message
+from quafl.core.messages import Buffers, Message, Model
 from quafl.core.randomness import Generators
 from quafl.core.seams import Algorithm, ServerState, Totals
 from quafl.core.server import keyed
@@ -30,13 +30,12 @@ from quafl.protocol.carrier import Octets
 from quafl.protocol.contacts import Contacts
 from quafl.protocol.debts import Arrival, Question
 from quafl.protocol.judge import Opinion
+from quafl.protocol.judging import Judgement
 from quafl.protocol.layout import Layout
 from quafl.protocol.log import Entry, Gave, Idled, Joined, Looked, Missed, Returned, Took
 from quafl.protocol.machine import ERROR, Compute, Flow, Until
 from quafl.protocol.members import Limits, Member
-from quafl.protocol.messages import (
-    Reply,
-)
+from quafl.protocol.messages import Evaluate, Finished, Reply
 from quafl.protocol.repairs import replay
 from quafl.protocol.speech import as_heard
 
@@ -69,6 +68,7 @@ class ServerSide(Contacts):
         super().__init__(algorithm, coders, server, layout, welcome, limits)
         self.failure: Exception | None = None
         self.reached = False  # a round is over, and whoever drives this has not said go on
+        self.judgement: Judgement | None = None  # the last one that was asked for
         self._rng = rng
         self._serial = 0  # of the last question
         self._started = False
@@ -90,9 +90,23 @@ class ServerSide(Contacts):
         """The round that was reached has been looked at."""
         self.reached = False
 
-    def finish(self) -> None:
-        """Tell everybody that the run is over."""
-        self.finished = True
+    def judge(self, model: Model, buffers: Buffers, steps: int = 0) -> None:
+        """Ask everybody who is there how good that model is on data of their own, and what so many local steps make of
+        it: `judgement` is over when all have answered, or had the time to."""
+        ticket = messages.digest(str((self._welcome["run"], int(self.server.round), self.now)).encode())
+        octets = messages.to_bytes(Evaluate(ticket, steps, messages.model_to_bytes(model, buffers)))
+        asked = self.members.live(self.now)
+        self.judgement = Judgement(ticket, octets, [member.name for member in asked])
+        for member in asked:
+            self._spawn(self._ask_to_judge(member, self.judgement))
+
+    def finish(self, model: Model | None = None, buffers: Buffers | None = None) -> None:
+        """Tell everybody that the run is over, and give them the final model, the server's own by default."""
+        model, buffers = (
+            self.server.model if model is None else model,
+            self.server.buffers if buffers is None else buffers,
+        )
+        self.finished = messages.to_bytes(Finished(messages.model_to_bytes(model, buffers)))
         for member in self.members.live(self.now):
             self._spawn(self._tell_end(member))
 
@@ -345,7 +359,7 @@ class ServerSide(Contacts):
     def _retake(self, entry: Took) -> Flow:
         """A reply of an earlier process."""
         octets, repairs = entry.parts
-        known = [wire.from_bytes(bits) for bits in repairs]
+        known = [wire.from_bytes(bits, self.server.model.device) for bits in repairs]
         member, question = self.members[entry.name], self._questions.get(bytes.fromhex(entry.ticket))
         if question is None or member.owes != question.ticket:
             return  # nobody waited for it any more

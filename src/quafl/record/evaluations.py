@@ -90,6 +90,7 @@ class Evaluations:
 
     def begin(self, totals: Totals) -> Pending:
         """An evaluation of what is shown now; it is a row when it is concluded."""
+        self.due = self._every * (self.time // self._every + 1)
         return Pending(self.shown, self.time, replace(totals))
 
     def evaluate(self, totals: Totals, **more: float) -> Row:
@@ -114,7 +115,6 @@ class Evaluations:
             value = worth(row, self._metric, lower_is_better=self._lower_is_better)
             if value > self.best.worth:
                 self.best = Best(value, shown)
-        self.due = self._every * (time // self._every + 1)
         return row
 
     def _check(self, score: Score) -> None:

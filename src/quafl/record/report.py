@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from quafl.record import plots
 from quafl.record.company import company
+from quafl.record.judged import scores_table
 from quafl.record.page import Panel, axes_of, data, script, style
 from quafl.record.summary import (
     Curve,
@@ -141,6 +142,7 @@ decode at first and was refined.</p>
 <div id="legend"></div><div id="tools"></div><div id="panels"></div></div>
 <div class="still">{"".join(_picture(curves, panel) for panel in panels)}</div>
 <p class="small">{bands}The thin dashed line is the target.</p>
+{_at_clients(curves)}
 {"".join(company(curve.label, curve.attendance) for curve in curves if curve.attendance is not None)}
 <h2>Settings</h2>
 {"".join(_settings(curve) for curve in curves)}
@@ -148,6 +150,16 @@ decode at first and was refined.</p>
 {script()}
 </body></html>
 """
+
+
+def _at_clients(curves: Sequence[Curve]) -> str:
+    """What clients have said of the last models."""
+    tables = "".join(
+        scores_table(curve.label, seed, scores, curve.metric, lower_is_better=curve.lower_is_better)
+        for curve in curves
+        for seed, scores in curve.clients.items()
+    )
+    return f"<h2>At the clients</h2>{tables}" if tables else ""
 
 
 def _picture(curves: Sequence[Curve], panel: Panel) -> str:

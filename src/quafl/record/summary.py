@@ -11,6 +11,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from quafl.record.attendance import Attendance, read_attendance
+from quafl.record.judged import Scores, read_scores
 from quafl.record.rows import Row, by_seed, read_rows
 
 SETTINGS, ROWS, VERSIONS = "settings.toml", "rows.csv", "versions.json"  # in a run folder
@@ -38,6 +39,7 @@ class Curve:
     troubles: dict[int, str] = field(default_factory=dict)  # seeds that ended before their time, and why
     goal: float | None = None  # in place of the target of the settings
     attendance: Attendance | None = None  # of a federation's clients
+    clients: dict[int, Scores] = field(default_factory=dict)  # by seed: what each said of the last model, if asked
 
     @property
     def target(self) -> float:
@@ -170,7 +172,8 @@ def read_curve(folder: Path) -> Curve:
         known = json.loads(troubles.read_text(encoding="utf-8")) if troubles.exists() else {}
         ended = {int(seed): str(trouble) for seed, trouble in known.items()}
         rows, attendance = by_seed(read_rows(folder / ROWS)), read_attendance(folder)
-        curve = Curve(str(settings["label"]), rows, settings, versions, ended, attendance=attendance)
+        scores = read_scores(folder, list(rows))
+        curve = Curve(str(settings["label"]), rows, settings, versions, ended, attendance=attendance, clients=scores)
         if not curve.seeds:
             raise ValueError("no rows")
         time_to_target(curve), megabytes(curve), curve.planned  # what every reader needs

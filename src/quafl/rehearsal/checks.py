@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
+from quafl.core.judgement import judged
 from quafl.protocol import log, messages
 from quafl.protocol.log import Entry, Gave, Idled, Looked, Took
 from quafl.protocol.machine import Asked
@@ -96,6 +98,8 @@ class Checks:
         self._reached = False
         self._rounds_wanted = -1
         self._heard_wanted: set[str] = set()
+        self._to_judge: dict[bytes, tuple[Tensor, Tensor, int]] = {}  # models that are to be judged, and local steps
+        self._believed: set[tuple[bytes, str]] = set()  # scores that were looked at
         self._ledger = Ledger(cast)
         self._merged: set[tuple[str, bytes]] = set()  # replies that are in the server's model
 
@@ -134,7 +138,33 @@ class Checks:
         machine = self._server.machine
         if machine is None or machine.server.round < self._rounds_wanted:
             return f"round {self._rounds_wanted}"
-        return f"a reply of {min(self._heard_wanted)}" if self._heard_wanted else ""
+        if self._heard_wanted:
+            return f"a reply of {min(self._heard_wanted)}"
+        judgement = machine.judgement
+        return f"what {min(judgement.waiting)} says of a model" if judgement and not judgement.is_over else ""
+
+    # Evaluations
+
+    def asked_to_judge(self, ticket: bytes, model: Tensor, buffers: Tensor, steps: int) -> None:
+        """Clients are."""
+        self._to_judge[ticket] = model.clone(), buffers.clone(), steps
+
+    def _look_at_scores(self, judgement: Any) -> None:
+        """What an honest client says of a model is what its task says of that model."""
+        for name, score in judgement.scores.items():
+            if (judgement.ticket, name) in self._believed or name not in self._cast.honest:
+                continue
+            self._believed.add((judgement.ticket, name))
+            model, buffers, steps = self._to_judge[judgement.ticket]
+            task = self._cast.tasks[name]
+            expected = judged(task, 0, model, buffers, optimizer=self._cast.optimizer, personal_steps=steps)
+            if score != expected:
+                raise Violation(f"{name} is taken to have said {score} of a model of which it says {expected}")
+
+    def given_at_last(self, name: str, given: Any, final: Tensor) -> None:
+        """The final model, to a client that was told that the run is over."""
+        if given is None or not torch.equal(given[0], final):
+            raise Violation(f"{name} was not given the final model")
 
     # The server's process
 
@@ -243,6 +273,8 @@ class Checks:
             raise machine.failure
         if machine.failure is not None:
             raise Violation(f"the server's run has failed: {machine.failure!r}") from machine.failure
+        if machine.judgement is not None:
+            self._look_at_scores(machine.judgement)
         if len(machine._flows) + len(machine._waiting) > MOST_FLOWS:
             raise Violation(f"the server has {len(machine._flows) + len(machine._waiting)} flows")
         self._check_totals(machine)

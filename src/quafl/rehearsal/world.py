@@ -34,6 +34,7 @@ MIDDLE = 0.7  # of the kills while something waits to be written hit in the midd
 AGAIN = 0.2, 2.0  # seconds from there until it is killed again, if it is
 JUMPS = -15.0, 90.0  # seconds that a clock jumps, from and to
 CHECKPOINTS = 0.35  # of the rounds
+JUDGED = 0.3  # likewise: after which clients are asked how good the model is
 CLIENT_CHECKPOINTS = 0.15  # of a client's events
 ALLOWED = 400.0  # seconds after the last fault, until every honest client must have been heard
 MORE_ROUNDS = 3  # that must follow the last fault
@@ -153,9 +154,12 @@ class World:
         self._ending = True
         self._kill(self.server, 0.1)
         self._until(self._reading, self.now + 60.0)
+        final = self.server.machine.server.model
         self.server.machine.finish()
         self._tell(self.server, Woken())
         self._until(self._not_finished, self.now + 60.0)
+        for name in self.cast.honest:
+            self.checks.given_at_last(name, self.clients[name].machine.final, final)
 
     def _reading(self) -> str:
         done = self.server.machine is not None and self.checks.has_replayed
@@ -266,6 +270,10 @@ class World:
         machine = self.server.machine
         if self.rng.random() < CHECKPOINTS:
             self._save()
+        if self.rng.random() < JUDGED and (machine.judgement is None or machine.judgement.is_over):
+            server, steps = machine.server, self.rng.randint(0, 2)
+            machine.judge(server.model, server.buffers, steps)
+            self.checks.asked_to_judge(machine.judgement.ticket, server.model, server.buffers, steps)
         machine.go_on()
         self._tell(self.server, Woken())
 

@@ -170,6 +170,7 @@ class ClientProcess:
         *,
         step_seconds: float,
         tell_speed: bool,
+        device: str | None = None,
     ) -> None:
         self.stop = Event()
         self._kit, self._loop = kit, Loop("carrier")
@@ -182,6 +183,7 @@ class ClientProcess:
             options=options,
             step_seconds=step_seconds,
             tell_private=tell_speed,
+            device=device,
         )
 
     def take_part(self) -> int:

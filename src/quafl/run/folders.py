@@ -15,6 +15,7 @@ import safetensors.torch
 from torch import Tensor
 
 from quafl.record.files import LOCK, alone, write_atomically
+from quafl.record.judged import JUDGED, read_scores, write_scores
 from quafl.record.rows import Row, by_seed, read_rows, write_rows
 from quafl.record.summary import REPORT, ROWS, SETTINGS, VERSIONS, RecordError, RunError, different
 from quafl.run.jobs import Experiment, Job, Outcome, Which, own_code, take_up
@@ -89,6 +90,8 @@ class Folder(Generic[AnyExperiment]):
             self.troubles[str(seed)] = outcome.trouble
             with write_atomically(self.path / TROUBLES) as stream:
                 json.dump(self.troubles, stream, indent=2)
+        if outcome.clients:
+            write_scores(self.path / JUDGED.format(seed=seed), outcome.clients)
         self.rows[seed] = outcome.rows
         write_rows(self.path / ROWS, [row for one in sorted(self.rows) for row in self.rows[one]])
         for done in (self.checkpoint(seed), self.rows_so_far(seed)):
@@ -103,7 +106,8 @@ class Folder(Generic[AnyExperiment]):
         made = json.loads((self.path / VERSIONS).read_text(encoding="utf-8"))
         computed = {"code": UNKNOWN} | {name: made[name] for name in (*SITTING, "date") if name in made}
         seconds = self.seconds().get(str(seed), 0.0)
-        return Outcome(self.rows[seed], models, self.troubles.get(str(seed)), computed, seconds)
+        clients = read_scores(self.path, [seed]).get(seed, {})
+        return Outcome(self.rows[seed], models, self.troubles.get(str(seed)), computed, seconds, clients)
 
     def seconds(self) -> dict[str, float]:
         """What each finished seed has taken, on the wall."""
@@ -196,7 +200,10 @@ def _is_curve_in(out: Path, path: Path) -> bool:
 def _clear(path: Path) -> None:
     """Remove what a run has left in its folder."""
     fixed = (path / name for name in (SETTINGS, VERSIONS, ROWS, TROUBLES, SECONDS))
-    for old in (*fixed, *(old for kind in ("model", "checkpoint", "rows") for old in path.glob(f"{kind}-seed*"))):
+    for old in (
+        *fixed,
+        *(old for kind in ("model", "checkpoint", "rows", "clients") for old in path.glob(f"{kind}-seed*")),
+    ):
         old.unlink(missing_ok=True)
     for old in (path / TENSORBOARD).glob("seed*"):
         shutil.rmtree(old)

@@ -23,6 +23,7 @@ from quafl.codec.seams import Codec, Codecs
 from quafl.core.seams import Algorithm, Optimizer
 from quafl.record.evaluations import Diverged
 from quafl.record.files import alone, write_atomically
+from quafl.record.judged import Scores
 from quafl.record.rows import Row
 from quafl.record.summary import REPORT, Curve, ranked
 from quafl.run.arguments import CODEC, OPTIMIZER, WORLD, Arguments, arguments
@@ -99,7 +100,8 @@ def simulate(
       algorithm: what clients and server do: `quafl.Calibrated(sampled=5)`, `quafl.FedAvg(sampled=5)`, …
       until: how much virtual time to simulate; a step of a fast client takes 2 by default.
       codec: how models are packed, in both directions or `quafl.Codecs(up, down)`; `quafl.Identity()` for not at all.
-      optimizer: of the clients' steps: `quafl.sgd`, `quafl.momentum`, `quafl.adam`.
+      optimizer: of the clients' steps: `quafl.sgd`, `quafl.momentum`, `quafl.adam`, `quafl.adamw`; each can have a
+        `weight_decay` and a `clip`.
       loss: of a batch's outputs and targets, a mean over the batch.
       metrics: functions likewise, by name, which are reported beside the loss; by default the accuracy, if targets are
         class numbers. The best model is chosen by the first one.
@@ -408,6 +410,7 @@ class _Run:
         self.rows: dict[int, list[Row]] = {}
         self._folder = None if place is None else opened(place, self.curve)
         self._models: dict[int, Models] = {}
+        self._clients: dict[int, Scores] = {}
         self._troubles: dict[int, str] = {}
         self._interrupted = False
 
@@ -444,6 +447,7 @@ class _Run:
         task, simulation = self.curve.made
         last, best = (task.flat.module(shown.model, shown.buffers) for shown in (simulation.last, simulation.best))
         self.rows[seed], self._models[seed] = simulation.rows, Models(last, best)
+        self._clients[seed] = simulation.clients
         if outcome is None:
             self._interrupted = True
             return
@@ -460,7 +464,7 @@ class _Run:
     def _take_over(self, folder: Folder[Arguments], seed: int) -> None:
         """What was computed earlier."""
         kept = folder.outcome(seed)
-        self.rows[seed] = kept.rows
+        self.rows[seed], self._clients[seed] = kept.rows, kept.clients
         last, best = deepcopy(self.curve.model), deepcopy(self.curve.model)
         last.load_state_dict(kept.models["last"])
         best.load_state_dict(kept.models["best"])
@@ -474,5 +478,5 @@ class _Run:
         interrupted = self._interrupted or len(self.rows) < len(self.curve.run.seeds)
         if interrupted:
             settings["run"]["until"] = min(rows[-1]["time"] for rows in self.rows.values())
-        curve = Curve(self.curve.label, self.rows, settings, versions(), self._troubles)
+        curve = Curve(self.curve.label, self.rows, settings, versions(), self._troubles, clients=self._clients)
         return Result(curve, self._models, interrupted)

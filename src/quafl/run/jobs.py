@@ -11,6 +11,7 @@ from torch import Tensor
 
 from quafl.core.seams import Task
 from quafl.record import checkpoints
+from quafl.record.judged import Scores
 from quafl.record.rows import Row
 from quafl.record.summary import RecordError
 from quafl.run.versions import OWN, joined, versions
@@ -65,6 +66,7 @@ class Outcome(NamedTuple):
     trouble: str | None  # why it ended before its time
     computed: dict[str, str]  # on what device, how, by which code, and when
     seconds: float  # on the wall, of all sittings
+    clients: Scores  # what each client said of the last model, if it was asked
 
 
 def compute(job: Job, on_news: Callable[[News], None], stopping: Callable[[], bool]) -> Outcome | None:
@@ -101,7 +103,7 @@ def compute(job: Job, on_news: Callable[[News], None], stopping: Callable[[], bo
         trouble = f"training diverged: {error}; its rows so far are kept, try a smaller lr"
     last, best = (task.export(shown.model, shown.buffers) for shown in (simulation.last, simulation.best))
     models: dict[Which, dict[str, Tensor]] = {"last": last, "best": best}
-    return Outcome(simulation.rows, models, trouble, computed, monotonic() - began)
+    return Outcome(simulation.rows, models, trouble, computed, monotonic() - began, simulation.clients)
 
 
 def own_code(settings: Experiment) -> dict[str, str]:

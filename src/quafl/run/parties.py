@@ -12,6 +12,7 @@ from uuid import uuid4
 
 import safetensors.torch
 
+from quafl.core.messages import Buffers, Model
 from quafl.core.randomness import Generators, derive
 from quafl.core.seams import Task
 from quafl.deploy.carrier import Carrier, Loop
@@ -28,6 +29,7 @@ from quafl.protocol.server import ServerSide
 from quafl.record.checkpoints import Checkpoints
 from quafl.record.evaluations import check_first
 from quafl.record.files import write_atomically
+from quafl.record.judged import JUDGED, write_scores
 from quafl.record.rows import Row, write_rows
 from quafl.record.summary import HISTORY, ROWS, SETTINGS, VERSIONS, RunError
 from quafl.run.tracking import Tracked, Tracking, check
@@ -36,6 +38,8 @@ from quafl.settings.federation import FederationSettings, agree
 from quafl.tasks import local
 
 _log = logging.getLogger(__name__)
+
+FINAL = "model.safetensors"  # in a client's folder, when a run is over
 
 
 class ServerRun:
@@ -127,6 +131,8 @@ class ServerRun:
     def _record(self, row: Row) -> None:
         try:
             write_rows(self._out / ROWS, self.coordinator.evaluations.rows)
+            if scores := self.coordinator.evaluations.clients:
+                write_scores(self._out / JUDGED.format(seed=self._settings.run.seed), scores)
         except OSError as error:
             _log.error("the rows could not be written: %s", error)
         if self._settings.run.track:
@@ -147,12 +153,15 @@ def make_client(
     options: Mapping[str, Any] | None = None,
     step_seconds: float = 0.0,
     tell_private: bool = True,
+    device: str | None = None,
 ) -> ClientDriver:
-    """A client, from wherever it stands, with a task or the function that makes it, which is given the options. What
-    cannot be learned from is said now."""
-    task = local.make(made, name, derive("client", name), options) if isinstance(made, str) else made
+    """A client, from wherever it stands, with a task or the function that makes it, which is given the options; on this
+    device, if not on its own. What cannot be learned from is said now. The final model is kept in the folder."""
+    if isinstance(made, str):
+        made = local.make(made, name, derive("client", name), options, device=device)
+    task = made
     task.batch(0, 0)
-    kept, reports = kept_in(folder)
+    kept, reports = kept_in(folder, task.initial()[0].device.type)
     machine = ClientSide(
         name,
         task,
@@ -163,4 +172,14 @@ def make_client(
         step_seconds=step_seconds,
         tell_private=tell_private,
     )
-    return ClientDriver(machine, folder, ask)
+
+    def keep(model: Model, buffers: Buffers) -> None:
+        try:
+            with write_atomically(folder / FINAL, "wb") as stream:
+                stream.write(safetensors.torch.save(task.export(model, buffers)))
+        except OSError as error:
+            _log.error("the final model could not be written: %s", error)
+        else:
+            _log.info("the final model is in %s", folder / FINAL)
+
+    return ClientDriver(machine, folder, ask, on_final=keep)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 
+from quafl.record.judged import Scores
 from quafl.record.rows import Row, worth
 from quafl.record.summary import Curve, final, megabytes, ranked, time_to_target
 
@@ -41,6 +42,11 @@ class Result:
     def rows(self) -> list[Row]:
         """A dictionary per evaluation, one seed after another."""
         return [row for rows in self.curve.seeds.values() for row in rows]
+
+    @property
+    def clients(self) -> Mapping[int, Scores]:
+        """By seed, what each client said of the last model, by its number; nothing, if none was asked."""
+        return self.curve.clients
 
     @property
     def model(self) -> nn.Module:

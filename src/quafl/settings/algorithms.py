@@ -19,6 +19,7 @@ from quafl.core import (
     FedNova,
     QuAFL,
     adam,
+    adamw,
     cosine,
     linear,
     momentum,
@@ -26,7 +27,7 @@ from quafl.core import (
 )
 from quafl.core.defence import NO_DEFENCE, Defence
 from quafl.core.descent import Adaptive, Descent, HeavyBall, Plain
-from quafl.core.optim import Schedule
+from quafl.core.optim import WEIGHT_DECAY, Schedule
 from quafl.core.randomness import Generators
 from quafl.core.seams import Algorithm, Optimizer
 from quafl.settings.base import NotNegative, Positive, Section, Share
@@ -73,19 +74,25 @@ class Steps(Section):
     """How clients take their local steps."""
 
     lr: Positive = 0.1  # of the clients' steps
-    optimizer: Literal["sgd", "momentum", "adam"] = "sgd"  # of the clients' steps
+    optimizer: Literal["sgd", "momentum", "adam", "adamw"] = "sgd"  # of the clients' steps
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9  # of the optimizer of that name
-    fresh_optimizer: bool = False  # momentum and adam begin anew after each contact
+    weight_decay: NotNegative | None = None  # λ of the clients' steps; none: 0.01 for adamw, 0 for the others
+    clip: Positive | None = None  # the longest that a local step's gradient may be; none: any length
+    fresh_optimizer: bool = False  # momentum, adam and adamw begin anew after each contact
     schedule: LinearSchedule | CosineSchedule | None = Field(default=None, discriminator="name")  # of lr
 
     def build_optimizer(self) -> Optimizer:
         """Of the clients' local steps."""
         schedule = None if self.schedule is None else self.schedule.build()
+        decay, fresh = self.weight_decay or 0.0, self.fresh_optimizer
         if self.optimizer == "momentum":
-            return momentum(self.lr, self.momentum, schedule=schedule, fresh=self.fresh_optimizer)
+            return momentum(self.lr, self.momentum, schedule=schedule, fresh=fresh, weight_decay=decay, clip=self.clip)
         if self.optimizer == "adam":
-            return adam(self.lr, schedule=schedule, fresh=self.fresh_optimizer)
-        return sgd(self.lr, schedule)
+            return adam(self.lr, schedule=schedule, fresh=fresh, weight_decay=decay, clip=self.clip)
+        if self.optimizer == "adamw":
+            decay = WEIGHT_DECAY if self.weight_decay is None else self.weight_decay
+            return adamw(self.lr, schedule=schedule, fresh=fresh, weight_decay=decay, clip=self.clip)
+        return sgd(self.lr, schedule, weight_decay=decay, clip=self.clip)
 
     def given(self, world: "World", clients: int, coders: Coders, seed: int) -> dict[str, Tensor]:
         """Numbers of the clients that are not to be measured."""
@@ -206,6 +213,7 @@ class FedAvgSettings(Local, Moving):
 
     name: Literal["fedavg"]
     proximity: NotNegative = 0.0  # μ of FedProx
+    weighted: bool = False  # clients count by their numbers of examples
 
     def build(self, defence: Defence = NO_DEFENCE) -> Algorithm:
         """The algorithm."""
@@ -218,6 +226,7 @@ class FedAvgSettings(Local, Moving):
             server=None if adopts else self.descent(),
             patience=self.patience,
             defence=defence,
+            weighted=self.weighted,
         )
 
 
@@ -305,6 +314,7 @@ class SCAFFOLDSettings(Local):
     name: Literal["scaffold"]
     optimizer: Literal["sgd"] = "sgd"  # its correction is made for no other
     schedule: None = None  # none: its control variates know one rate
+    clip: None = None  # none: its control variates are means of whole gradients
     server_lr: Positive = 1.0  # of the server's steps
 
     def build(self, defence: Defence = NO_DEFENCE) -> Algorithm:

@@ -36,7 +36,8 @@ class FederationClients(Section):
     start_with: int = Field(default=1, ge=1)  # clients that must be there before the first round
     most: int = Field(default=1000, ge=1)  # clients that can ever take part
     silence: float = Field(default=10.0, gt=2 * HELLO_SECONDS, allow_inf_nan=False)  # seconds until it is gone
-    contact_seconds: Positive = 30.0  # that a client may take to answer a message
+    contact_seconds: Positive = 30.0  # that a client may take to answer a message,
+    judge_seconds: Positive = 60.0  # and to judge a model
     slow: Annotated[float, Field(ge=1)] = 10.0  # times the usual time, from which on an answer is too late
     prompt: NotNegative = 0.25  # seconds that are never too late
     far: Positive = 20.0  # times the usual distance, from which on a reply is implausible
@@ -50,6 +51,7 @@ class FederationClients(Section):
             start_with=self.start_with,
             silence=self.silence,
             contact_seconds=self.contact_seconds,
+            judge_seconds=self.judge_seconds,
             slow=self.slow,
             prompt=self.prompt,
             far=self.far,
@@ -71,6 +73,8 @@ class FederationRun(Section):
     stop_at_target: bool = False  # the run ends with its first evaluation at the target
     checkpoint_seconds: NotNegative = 10.0  # between two checkpoints
     average: NotNegative = 0.0  # time constant of the average of models that is evaluated and exported; 0: none
+    per_client: bool = False  # clients judge, too; they do anyway where the server has no data
+    personal_steps: int = Field(default=0, ge=0)  # by which each client makes the model its own, and judges it
     seed: int = 0  # of all that the server draws
     track: list[Tracker] | None = None  # where evaluations are sent, too
 

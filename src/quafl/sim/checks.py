@@ -1,5 +1,6 @@
 """The parts of a simulation: a sentence for what cannot be one."""
 
+from inspect import signature
 from typing import Any
 
 from quafl.codec.seams import Codecs
@@ -9,7 +10,10 @@ from quafl.sim.world import World
 
 ALGORITHM = "an algorithm, such as quafl.QuAFL(sampled=5)"
 CODEC = "a codec, such as quafl.Lattice(bits=4), or quafl.Identity() to send models as they are"
-OPTIMIZER = "one of quafl.sgd(lr=0.1), quafl.momentum(lr=0.1) and quafl.adam(lr=0.001), or your own quafl.Optimizer"
+OPTIMIZER = (
+    "one of quafl.sgd(lr=0.1), quafl.momentum(lr=0.1), quafl.adam(lr=0.001) and quafl.adamw(lr=0.001), or your own "
+    "quafl.Optimizer"
+)
 
 
 def check_parts(algorithm: Any, codec: Any, optimizer: Any, world: Any) -> None:
@@ -19,6 +23,13 @@ def check_parts(algorithm: Any, codec: Any, optimizer: Any, world: Any) -> None:
         _check("codec", one, CODEC, ("bits", "encode", "refine", "decode", "noise"))
         check_whole("the codec's bits", one.bits, 1, 32)
     _check("optimizer", optimizer, OPTIMIZER, Optimizer._fields)
+    try:
+        signature(optimizer.update).bind("gradient", "state", "model")
+    except TypeError:
+        raise TypeError(
+            f"the optimizer's update takes {signature(optimizer.update)}, must take (gradient, state, model); it may "
+            f"leave the model alone"
+        ) from None
     if not isinstance(world, World):
         raise TypeError(f"world is {_shown(world)}, must be a world, such as quafl.World(slow=0.5)")
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quafl.codec.coders import Coder, Coders, Parcel
 from quafl.codec.seams import Packet
-from quafl.core.client import Said, listen, newcomers, speak
+from quafl.core.client import Said, counted, listen, newcomers, speak
 from quafl.core.conversation import Await, Clients, Look, Replies, Round, Sleep, Tell, Want
 from quafl.core.messages import Message
 from quafl.core.pieces import zeros
@@ -102,7 +102,8 @@ class SimulatedFleet:
             optimizer=optimizer.init(everybody.base[0]),
             left_out=coders.up.nothing_left_out(everybody.base[0]),
         )
-        self._slow = (speeds.relative() <= SLOW).tolist()
+        self._slow = speeds.relative() <= SLOW
+        self._there, self._present = torch.empty(0, dtype=torch.bool), torch.empty(0, dtype=torch.int64)
         self._store = Store(everybody, somebody, **(given or {}))
         self._waiting: list[_Waiting] = []  # contacts whose local steps have not been computed yet
         self._busy: set[int] = set()  # clients in them
@@ -118,7 +119,7 @@ class SimulatedFleet:
         self._bearable = min(self.size, 4 * algorithm.sampled)
         self._silence = 0.0  # when all who were asked last would have answered, if nothing had been lost
         self._together = max(1, TOGETHER[somebody.base.device.type] // max(len(somebody.base), 1))
-        self._optimizer, self._algorithm, self._coders = optimizer, algorithm, coders
+        self._task, self._optimizer, self._algorithm, self._coders = task, optimizer, algorithm, coders
         self._clock, self._speeds, self._rng = clock, speeds, rng
         self._link, self._unreachable = link, unreachable
 
@@ -169,7 +170,10 @@ class SimulatedFleet:
 
     def available(self) -> Ids:
         """Clients that are there."""
-        return self._speeds.present(self._clock.now()).nonzero().squeeze(-1)
+        there = self._speeds.present(self._clock.now())
+        if there is not self._there:
+            self._there, self._present = there, there.nonzero().squeeze(-1)
+        return self._present
 
     def tell(self, want: Tell) -> None:
         """Contact the clients; what they answer is then under way."""
@@ -233,7 +237,7 @@ class SimulatedFleet:
             return refinement
 
         ids = sent.sender
-        clients = self._store[ids]
+        clients = counted(self._store[ids], self._task, ids)
         if steps.any():
             clients = self.execute(clients, ids, steps)
         clients = self._informed(ids, clients)

@@ -13,9 +13,12 @@ class Piecewise:
     fewer pieces ends with infinite ones."""
 
     def __init__(self, times: Tensor, values: Tensor) -> None:
-        self.times, self.values = times.double().contiguous(), values.double()
+        self.times, self.values = times.double(), values.double()
         if (self.values < 0).any() or self.values.isnan().any():
             raise ValueError(f"speeds and bandwidths must not be negative, the smallest is {float(values.min())}")
+        self._sums = torch.zeros(1, 1, dtype=torch.float64).expand(len(values), 1)
+        if self.is_steady:
+            return
         lengths = self.times.diff(dim=-1).nan_to_num(nan=0.0)  # between two infinite times: no piece
         areas = torch.where(self.values[:, :-1] == 0, 0.0, self.values[:, :-1] * lengths)
         self._sums = torch.cat((torch.zeros(len(areas), 1), areas.cumsum(dim=-1)), dim=-1).double()
@@ -23,7 +26,12 @@ class Piecewise:
     @staticmethod
     def steady(values: Tensor) -> "Piecewise":
         """The same for ever."""
-        return Piecewise(torch.zeros(len(values), 1), values.unsqueeze(-1))
+        return Piecewise(torch.zeros(1, 1, dtype=torch.float64).expand(len(values), 1), values.unsqueeze(-1))
+
+    @property
+    def is_steady(self) -> bool:
+        """Nothing ever changes."""
+        return self.values.shape[-1] == 1
 
     @staticmethod
     def of(pieces: Sequence[Sequence[tuple[float, float]]]) -> "Piecewise":

@@ -17,7 +17,7 @@ from quafl.core.conversation import Await, Clients, Look, Replies, Sleep, Tell, 
 from quafl.core.messages import Message
 from quafl.core.pieces import zeros
 from quafl.core.randomness import Generators, derive
-from quafl.core.seams import Algorithm, Batch, ClientState, Ids, Optimizer, Score, ServerState, Task
+from quafl.core.seams import Algorithm, Batch, ClientState, Ids, Optimizer, Score, ServerState, Task, examples_of
 from quafl.protocol.history import Line, Reached, Replied, Run, digest
 from quafl.protocol.log import Gave, Joined, Looked, Returned
 from quafl.protocol.server import past_after, ticket_of
@@ -55,6 +55,10 @@ class Many(Task):
         """By the client's task."""
         task: Task = self._tasks[batch[0]]
         return task.gradient(model, buffers, batch[1])
+
+    def examples(self, client: int) -> int:
+        """Of the client's task."""
+        return examples_of(self._tasks[client], 0)
 
     def evaluate(self, model: Tensor, buffers: Tensor) -> Score:
         """Nobody does."""

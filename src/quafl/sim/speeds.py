@@ -46,10 +46,11 @@ class _Rated:
     def __init__(self, rates: Piecewise) -> None:
         self.rates = rates
         self._everybody = torch.arange(len(rates.values))
+        self._always = rates.values[:, 0] > 0 if rates.is_steady else None
 
     def present(self, time: float) -> Tensor:
-        """Whether each client is there."""
-        return self.rates.at(self._everybody, time) > 0
+        """Whether each client is there; the same tensor, if nothing ever changes."""
+        return self.rates.at(self._everybody, time) > 0 if self._always is None else self._always
 
     def next_return(self, after: float) -> float:
         """When somebody comes back, or for the first time."""

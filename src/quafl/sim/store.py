@@ -10,6 +10,7 @@ from quafl.core.seams import ClientState, Ids
 
 _Heavy: TypeAlias = tuple[Tensor, ...]  # a client's vectors, those of its optimizer, and what its messages left out
 SEVERAL = ("optimizer", "left_out")  # are tuples of vectors
+MANY = 10_000  # clients, from which on memory counts for more than time
 BETWEEN = ("progress", "taken")  # is none: local steps are computed at the contact, and begin anew after
 
 
@@ -68,10 +69,10 @@ class Store:
     def put(self, ids: Ids, clients: Any) -> None:
         """Keep what those clients have become."""
         heavy = (*(getattr(clients, name) for name in self._vectors), *clients.optimizer, *clients.left_out)
-        self._known |= zip(ids.tolist(), zip(*map(_own_rows, heavy), strict=True), strict=True)
-        self._numbers = {
-            name: values.index_copy(0, ids, getattr(clients, name)) for name, values in self._numbers.items()
-        }
+        own = _own_rows_of_few if len(self) > MANY else _own_rows
+        self._known |= zip(ids.tolist(), zip(*map(own, heavy), strict=True), strict=True)
+        for name, values in self._numbers.items():
+            values.index_copy_(0, ids, getattr(clients, name))
 
     def everybody(self) -> Any:
         """All n, a row each."""
@@ -79,11 +80,13 @@ class Store:
 
     def state(self) -> dict[str, Any]:
         """For `restore`."""
-        return {"known": dict(self._known), "numbers": dict(self._numbers)}  # shared, and never changed in place
+        numbers = {name: values.clone() for name, values in self._numbers.items()}
+        return {"known": dict(self._known), "numbers": numbers}  # vectors are shared, and never changed in place
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from there."""
-        self._known, self._numbers = dict(state["known"]), dict(state["numbers"])
+        self._known = dict(state["known"])
+        self._numbers = {name: values.clone() for name, values in state["numbers"].items()}
 
     def _row(self, client: int) -> _Heavy:
         return self._known.get(client) or self._newcomer
@@ -91,6 +94,12 @@ class Store:
 
 def _stack(tensors: tuple[Tensor, ...]) -> Tensor:
     return torch.stack(tensors) if len(tensors) > 1 else tensors[0].unsqueeze(0)
+
+
+def _own_rows_of_few(tensor: Tensor) -> tuple[Tensor, ...]:
+    """Likewise; whether they are the same is looked at, too. All who adopt the server's model then share one."""
+    same = len(tensor) > 1 and tensor.stride(0) and bool((tensor == tensor[:1]).all())
+    return _own_rows(tensor[:1].expand_as(tensor) if same else tensor)
 
 
 def _own_rows(tensor: Tensor) -> tuple[Tensor, ...]:

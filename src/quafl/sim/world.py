@@ -92,7 +92,12 @@ class World:
 
     def speeds(self, clients: int, rng: Generators, until: float) -> Exponential | Constant:
         """The law of the step times; comings and goings are drawn up to `until`."""
-        rates = Piecewise.of(self._rates(clients, rng, until))
+        steady = self.trace is None and not self.changes and not self.absences and self.present_for == inf
+        rates = (
+            Piecewise.steady(1 / self._means(clients, rng).double())
+            if steady
+            else Piecewise.of(self._rates(clients, rng, until))
+        )
         return Exponential(rates, rng["speeds"]) if self.step_law == "exponential" else Constant(rates)
 
     def link(self, clients: int, coders: Coders) -> Link:
@@ -127,15 +132,8 @@ class World:
             lines = _read_trace(self.trace, clients)
             rates = [[(0.0, 0.0), *((time, speed) for time, speed, _, _ in mine)] for mine in lines]
             rates = [mine[1:] if mine[1][0] == 0 else mine for mine in rates]
-        elif self.step_range is not None:
-            low, high = self.step_range
-            if not 0 < low <= high:
-                raise ValueError(f"step_range is {self.step_range}, must be two positive numbers, the smaller first")
-            means = low + (high - low) * torch.rand(clients, generator=rng["speeds of clients"], dtype=torch.float64)
-            rates = [[(0.0, 1 / mean)] for mean in means.tolist()]
         else:
-            means = fast_and_slow(clients, slow=self.slow, means=(self.fast_step, self.slow_step))
-            rates = [[(0.0, 1 / mean)] for mean in means.tolist()]
+            rates = [[(0.0, 1 / mean)] for mean in self._means(clients, rng).tolist()]
         for change in sorted(self.changes, key=lambda change: change.at):
             if not change.step > 0 or not change.at >= 0:
                 raise ValueError(f"{change}: at must not be negative, and step must be positive")
@@ -145,6 +143,15 @@ class World:
         for client, mine in enumerate(self._absences(clients, rng, until)):
             rates[client] = interrupted(rates[client], mine)
         return rates
+
+    def _means(self, clients: int, rng: Generators) -> Tensor:
+        """Of each client's step times, at first."""
+        if self.step_range is None:
+            return fast_and_slow(clients, slow=self.slow, means=(self.fast_step, self.slow_step))
+        low, high = self.step_range
+        if not 0 < low <= high:
+            raise ValueError(f"step_range is {self.step_range}, must be two positive numbers, the smaller first")
+        return low + (high - low) * torch.rand(clients, generator=rng["speeds of clients"], dtype=torch.float64)
 
     def _absences(self, clients: int, rng: Generators, until: float) -> list[Pieces]:
         away: list[Pieces] = [[] for _ in range(clients)]

@@ -5,6 +5,7 @@ from quafl.tasks.datasets import breast_cancer, celeba, cifar10, cifar100, digit
 from quafl.tasks.files import DataError
 from quafl.tasks.flower import from_partitioner
 from quafl.tasks.judging import accuracy
+from quafl.tasks.language import next_token, next_token_accuracy
 from quafl.tasks.people import femnist, leaf, sent140, shakespeare
 from quafl.tasks.quadratic import Quadratic
 from quafl.tasks.supervised import Supervised
@@ -24,6 +25,8 @@ __all__ = [
     "from_partitioner",
     "leaf",
     "mnist",
+    "next_token",
+    "next_token_accuracy",
     "partition",
     "sent140",
     "shakespeare",

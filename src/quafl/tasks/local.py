@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from quafl.core.messages import Buffers, Model
 from quafl.core.randomness import derive
-from quafl.core.seams import Batch, Score, Shapes, Task
+from quafl.core.seams import Batch, Score, Shapes, Task, examples_of
 from quafl.tasks import own
 from quafl.tasks.files import DataError
 from quafl.tasks.flat import Flat
@@ -19,7 +19,7 @@ from quafl.tasks.hands import Data, apart, ready
 from quafl.tasks.judging import Measure
 from quafl.tasks.precision import Precision
 from quafl.tasks.reading import Collate
-from quafl.tasks.supervised import Augment, Supervised
+from quafl.tasks.supervised import Augment, Export, Supervised, exported
 
 PARTS = "initial", "batch", "gradient", "evaluate", "export"  # of a Task
 NOTHING = "the task has a model but no data; a client cannot learn from nothing"
@@ -45,6 +45,8 @@ class Local:
       workers: processes that read a dataset ahead.
       device: where this party computes: "cpu", "cuda", "cuda:1", or "auto" for a GPU if there is one.
       precision: of its gradients: "float32", "tf32" or "bfloat16".
+      export: what the server writes of the trained model, tensors by name: a function of the model, by default its
+        state_dict. `peft.get_peft_model_state_dict` writes the adapter alone.
     """
 
     model: nn.Module
@@ -59,12 +61,13 @@ class Local:
     workers: int = 0
     device: str = "cpu"
     precision: Precision = "float32"
+    export: Export | None = None
 
     def build(self, seed: int = 0, device: str | None = None, precision: Precision | None = None) -> Task:
         """The task; on this device, if not on its own."""
         where = found_device(device or self.device)
         if self.data is None:
-            return _Unjudged(self.model, where)
+            return _Unjudged(self.model, where, self.export)
         data, judged = self.parts()
         return Supervised(
             self.model,
@@ -72,6 +75,7 @@ class Local:
             held_out=None if judged is None else [judged],
             **self.settings(),
             metrics=self.metrics,
+            export=self.export,
             seed=seed,
             device=where,
             precision=precision or self.precision,
@@ -112,8 +116,8 @@ class _Unjudged:
 
     has_test = False
 
-    def __init__(self, module: nn.Module, device: str = "cpu") -> None:
-        self._flat = Flat(module, torch.device(device))
+    def __init__(self, module: nn.Module, device: str = "cpu", export: Export | None = None) -> None:
+        self._flat, self._export = Flat(module, torch.device(device)), export
 
     def initial(self) -> tuple[Model, Buffers]:
         """The module as it was given."""
@@ -136,8 +140,8 @@ class _Unjudged:
         return {}
 
     def export(self, model: Model, buffers: Buffers) -> dict[str, Tensor]:
-        """The module's state_dict."""
-        return {name: tensor.clone() for name, tensor in self._flat.module(model, buffers).state_dict().items()}
+        """What is written of the module."""
+        return exported(self._flat.module(model, buffers), self._export)
 
 
 def make(
@@ -201,6 +205,7 @@ def together(
             held_out=None if all(one is None for one in judged) else judged,
             **alike[0].settings(),
             metrics=server.metrics,
+            export=server.export,
             test=server.data,
             per_class=per_class,
             seed=seed,
@@ -245,6 +250,10 @@ class _Everybody:
         client, mine = batch
         task: Task = self._clients[client]
         return task.gradient(model, buffers, mine)
+
+    def examples(self, client: int) -> int:
+        """As the client's task counts them."""
+        return examples_of(self._clients[client], 0)
 
     def evaluate(self, model: Model, buffers: Buffers) -> Score:
         """By the server."""

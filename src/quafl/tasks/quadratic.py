@@ -7,7 +7,7 @@ from torch import Tensor
 
 from quafl.core.messages import Buffers, Model
 from quafl.core.randomness import derive
-from quafl.core.seams import Score
+from quafl.core.seams import EXAMPLES, Score
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,10 @@ class Quadratic:
         dim = len(self.curvature)
         return client, torch.randn(dim, generator=generator) * (self.noise / dim**0.5)
 
+    def examples(self, client: int) -> int:
+        """All clients' f_i count alike in f."""
+        return 1
+
     def gradient(self, model: Model, buffers: Buffers, batch: tuple[int, Tensor]) -> tuple[Model, Buffers]:
         """a ∘ (x − c_i) + noise."""
         client, noise = batch
@@ -50,6 +54,11 @@ class Quadratic:
         """f(x) − min f, and how far away the minimum is."""
         away = model - self.minimum
         return {"loss": float((0.5 * self.curvature * away.square()).sum()), "distance": float(away.norm())}
+
+    def judge(self, client: int, model: Model, buffers: Buffers) -> Score:
+        """f_i(x), of a client's own centre."""
+        away = model - self.centers[client]
+        return {"loss": float((0.5 * self.curvature * away.square()).sum()), EXAMPLES: 1}
 
     def export(self, model: Model, buffers: Buffers) -> dict[str, Tensor]:
         """The point itself."""

@@ -27,6 +27,7 @@ from quafl.tasks.reading import Collate
 from quafl.tasks.trees import Tree
 
 Augment: TypeAlias = Callable[[Tree, Draws], Tree]  # of a batch's inputs, at training alone
+Export: TypeAlias = Callable[[nn.Module], Mapping[str, Tensor]]  # what is written of a trained model
 
 AUGMENTATION = -1  # the number of its stream; dropout layers have those from 0 on
 AHEAD = 1000  # examples of a client that are put in order at a time, or one epoch,
@@ -59,7 +60,7 @@ class Supervised:
     Each client goes through its data in an order drawn anew for every epoch; step q's batch depends on (client, q)
     alone. A client with less than a batch uses all it has. `augment` changes a training batch's inputs at random. A
     batch's gradient is computed in `accumulate` parts, one after another, which takes less memory. Module and data are
-    on the `device`; gradients are computed in the `precision`.
+    on the `device`; gradients are computed in the `precision`. `export` says what is written of a trained module.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Supervised:
         augment: Augment | None = None,
         collate: Collate | None = None,
         workers: int = 0,
+        export: Export | None = None,
         per_class: bool = False,
         seed: int = 0,
         device: torch.device | str = "cpu",
@@ -90,6 +92,7 @@ class Supervised:
         self._device, self.precision = given.usable(device), precision
         self.flat = Flat(module, self._device)
         self._loss, self._batch_size, self._accumulate, self._augment = loss, batch_size, accumulate, augment
+        self._export = export
         learned, judged = parted(clients, held_out)
         self._hands = hands_of(learned, self._device, collate)
         self._own = (
@@ -186,6 +189,10 @@ class Supervised:
         return self.flat.layout()
 
     # Batches
+
+    def examples(self, client: int) -> int:
+        """How many the client learns from."""
+        return self._hands.size(client)
 
     def batch(self, client: int, step: int) -> Examples:
         """Full batches only: the remainder of an epoch is left out, a different one each time."""
@@ -362,8 +369,8 @@ class Supervised:
         return dict(zip(score, torch.stack(values).tolist(), strict=True)) if values else {}
 
     def export(self, model: Model, buffers: Buffers) -> dict[str, Tensor]:
-        """The module's state_dict; tied parameters stand under each of their names."""
-        return {name: tensor.clone() for name, tensor in self.flat.module(model, buffers).state_dict().items()}
+        """What is written of the module: its state_dict, in which tied parameters stand under each of their names."""
+        return exported(self.flat.module(model, buffers), self._export)
 
     def _on_classes(self, outputs: Tree, targets: Tree) -> Iterator[tuple[str, Tensor]]:
         name, metric = next(iter(self.metrics.items()))
@@ -393,6 +400,14 @@ class Supervised:
         alike = [part for part, form in zip(parts, forms, strict=True) if form == forms[0]]
         inputs, targets = (trees.join(part) for part in zip(*alike, strict=True))
         return inputs, targets
+
+
+def exported(module: nn.Module, export: Export | None) -> dict[str, Tensor]:
+    """The module's named tensors, none of which shares memory with another; by default its state_dict."""
+    named = module.state_dict() if export is None else export(module)
+    if not isinstance(named, Mapping) or not all(isinstance(tensor, Tensor) for tensor in named.values()):
+        raise TypeError(f"export gives a {type(named).__name__}, must give tensors by name, as a state_dict has them")
+    return {name: tensor.detach().clone() for name, tensor in named.items()}
 
 
 def _check_names(metrics: Mapping[str, Measure]) -> None:

@@ -96,7 +96,7 @@ def step_of(gradient: Gradient, optimizer: Optimizer, direction: Direction | Non
         gradients, buffers = gradient(model, buffers, lane.client, lane.step)
         if direction is not None:
             gradients = direction(Hooked(lane.own["base"] - model, lane.own), gradients)
-        displacement, state = optimizer.update(gradients, state)
+        displacement, state = optimizer.update(gradients, state, model)
         return State(model - lane.factor.unsqueeze(-1) * displacement, buffers, state)
 
     return step
