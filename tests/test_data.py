@@ -179,7 +179,7 @@ def test_data_on_demand_are_made_when_they_are_needed() -> None:
         made.append(client)
         return pair(client % 3)
 
-    result = simulated(quafl.OnDemand(10_000, make), test=(X, Y))
+    result = simulated(quafl.OnDemand(1_000_000, make), test=(X, Y))
     assert result.rows[-1]["contacts"] > 0
     assert len(set(made)) < 100
 
