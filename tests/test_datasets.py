@@ -7,6 +7,7 @@ import os
 import tarfile
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -20,9 +21,10 @@ from PIL import Image
 
 from quafl.core.counter import Draws, key_from
 from quafl.settings.reading import load
-from quafl.tasks import DataError, cifar10, fashion_mnist, leaf, mnist, partition
+from quafl.tasks import DataError, breast_cancer, cifar10, cifar100, fashion_mnist, leaf, mnist, models, partition
 from quafl.tasks import celeba as read_celeba
 from quafl.tasks.augment import crop_and_flip
+from quafl.tasks.datasets import CIFAR_100
 from quafl.tasks.files import ENVIRONMENT, Files
 
 
@@ -127,6 +129,70 @@ def test_cifar_batches_are_read_plane_by_plane(home: Path, monkeypatch: pytest.M
     assert [len(part[1]) for part in data] == [18, 2, 4]
     assert data.test[1].tolist() == [5] * 4
     assert data.test[0].float().mean(dim=(0, 2, 3)).tolist() == [10, 20, 30]
+
+
+def write_cifar100(folder: Path) -> None:
+    """Each row: a coarse class, a fine one, a red, a green and a blue plane."""
+    folder.mkdir(parents=True)
+    for name, count in ("train", 200), ("test", 100):
+        rows = [np.concatenate(([7, k % 100], np.repeat([k % 100, 20, 30], 1024))) for k in range(count)]
+        np.stack(rows).astype(np.uint8).tofile(folder / f"{name}.bin")
+
+
+def test_cifar_100_has_the_fine_classes_of_both_labels(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENVIRONMENT, str(home))
+    write_cifar100(home / "cifar-100-binary")
+    data = cifar100()
+    assert [tuple(part[0].shape) for part in data] == [(180, 3, 32, 32), (20, 3, 32, 32), (100, 3, 32, 32)]
+    assert data.test[1].tolist() == list(range(100))
+    assert data.test[0].float().mean(dim=(2, 3))[41].tolist() == [41, 20, 30]
+    assert torch.equal(data.train[0][:, 0, 5, 5].long(), data.train[1])
+    (home / "cifar-100-binary" / "test.bin").write_bytes(b"x" * 5000)
+    with pytest.raises(DataError, match=r"test.bin has 5000 octets, not a multiple of 3074; replace it with the orig"):
+        cifar100()
+
+
+def test_cifar_100_runs_with_its_resnet(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENVIRONMENT, str(home))
+    write_cifar100(home / "cifar-100-binary")
+    (home / "mine.toml").write_text('task = { name = "cifar-100", batch = 4 }\nalgorithm = { sampled = 1 }\n')
+    (settings,) = load(str(home / "mine.toml"), ["clients.count=2", "run.until=9", "run.every=9"])
+    _, simulation = settings.simulation(0)
+    for _ in simulation:
+        pass
+    assert len(simulation.server.model) == 275_572
+    assert simulation.rows[-1]["local_steps"] > 0
+    assert models.resnet20(100, pixels=models.CIFAR_100())[0].shift.flatten().tolist() == pytest.approx(
+        [129.3, 124.1, 112.4], abs=0.1
+    )
+
+
+@pytest.mark.filterwarnings("ignore:unclosed")
+def test_an_archive_that_is_not_cifar_100_as_published_is_refused(server: tuple[Path, str], home: Path) -> None:
+    folder, url = server
+    write_cifar100(home / "made" / "cifar-100-binary")
+    with tarfile.open(folder / "cifar-100-binary.tar.gz", "w:gz") as archive:
+        archive.add(home / "made" / "cifar-100-binary", "cifar-100-binary")
+    with pytest.raises(
+        DataError, match=r"CIFAR-100 is not on .*not the file that was published\): put train.bin, test"
+    ):
+        replace(CIFAR_100, url=url).find()
+    mine = CIFAR_100.archive and (CIFAR_100.archive[0], md5(folder / "cifar-100-binary.tar.gz"))
+    found = replace(CIFAR_100, url=url, archive=mine).find()
+    assert found["test.bin"].stat().st_size == 100 * 3074
+
+
+@pytest.mark.parametrize("deal", ["iid", "dirichlet", "slow classes"])
+def test_a_table_of_measurements_is_learned_however_it_is_dealt_out(deal: str, tmp_path: Path) -> None:
+    data = breast_cancer()
+    assert [tuple(part[0].shape) for part in data] == [(341, 30), (114, 30), (114, 30)]
+    assert data.train[0].mean(dim=0).abs().max() < 1e-5
+    (tmp_path / "mine.toml").write_text(f'task = {{ name = "breast-cancer", partition = "{deal}" }}\n')
+    (settings,) = load(str(tmp_path / "mine.toml"), ["clients.count=10", "run.until=200", "run.every=200"])
+    _, simulation = settings.simulation(0)
+    for _ in simulation:
+        pass
+    assert simulation.rows[-1]["accuracy"] > 0.9
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -252,7 +318,7 @@ def test_leaf_users_keep_their_examples(tmp_path: Path) -> None:
     for _ in simulation:
         pass
     assert simulation.rows[-1]["loss"] < simulation.rows[0]["loss"]
-    (tmp_path / "test" / "all.json").write_text('{"user_data": {"a": {"x": ["words"], "y": [0]}}}')
+    (tmp_path / "test" / "all.json").write_text('{"users": ["a"], "user_data": {"a": {"x": ["words"], "y": [0]}}}')
     with pytest.raises(DataError, match="is not LEAF data with numbers as features"):
         leaf(tmp_path)
 

@@ -29,7 +29,7 @@ OWN = {
 FOREIGN = {
     "core": {"torch"},
     "codec": {"torch", "numpy", "triton"},
-    "tasks": {"torch", "numpy", "sklearn", "pooch", "PIL", "rich"},
+    "tasks": {"torch", "numpy", "sklearn", "pooch", "PIL", "rich", "datasets", "flwr_datasets"},
     "record": {"torch", "numpy", "scipy", "matplotlib", "tomli_w"},
     "protocol": {"torch"},
     "sim": {"torch"},

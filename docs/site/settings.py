@@ -94,7 +94,7 @@ def allowed(schema: dict[str, Any]) -> str:
         return default(schema["const"])
     if "anyOf" in schema:
         return " or ".join(dict.fromkeys(allowed(one) for one in schema["anyOf"] if one.get("type") != "null"))
-    if "$ref" in schema or "oneOf" in schema:
+    if "$ref" in schema or "oneOf" in schema or schema.get("type") == "object":
         return "a table"
     kind = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true, false"}
     word = "list" if schema.get("type") == "array" else kind.get(schema.get("type", ""), "")

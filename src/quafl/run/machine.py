@@ -10,8 +10,9 @@ import torch
 
 from quafl.codec.kernels import kernel_named
 from quafl.run.versions import versions
-from quafl.tasks.datasets import CELEBA, CIFAR_10, FASHION_MNIST, MNIST
+from quafl.tasks.datasets import CELEBA, CIFAR_10, CIFAR_100, FASHION_MNIST, MNIST
 from quafl.tasks.files import ENVIRONMENT
+from quafl.tasks.people import FEMNIST, SENT140, SHAKESPEARE
 
 KERNELS = {"c": "CPUs", "triton": "GPUs", "torch": "any device"}  # what each is made for
 
@@ -62,13 +63,13 @@ def _kernels() -> Iterator[Finding]:
 def _data() -> Iterator[Finding]:
     there = find_spec("sklearn") is not None
     yield Finding("data", "digits", there, "comes with scikit-learn", "" if there else "pip install 'quafl[data]'")
-    for files in (MNIST, FASHION_MNIST, CIFAR_10, CELEBA):
+    for files in (MNIST, FASHION_MNIST, CIFAR_10, CIFAR_100, CELEBA, FEMNIST, SHAKESPEARE, SENT140):
         found, looked = files.here(), " or ".join(map(str, files.places()))
         if found is not None:
             yield Finding("data", files.title, True, f"in {next(iter(found.values())).parent}")
             continue
         where = f"put its files into a folder {files.folder}/ of the folder that {ENVIRONMENT} names"
-        todo = where if files.url is None else f"it is downloaded when it is first used, or {where}"
+        todo = f"{files.why}: {where}" if files.url is None else f"it is downloaded when it is first used, or {where}"
         yield Finding("data", files.title, False, f"not in {looked}", todo)
 
 

@@ -1,8 +1,7 @@
 """[task]: what is learned, and from what."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 from pydantic import Field
@@ -12,10 +11,32 @@ from quafl.core.randomness import derive
 from quafl.core.seams import Task
 from quafl.settings.base import NotNegative, Positive, Section
 from quafl.settings.world import Clients, Run
-from quafl.tasks import Quadratic, Supervised, celeba, cifar10, digits, fashion_mnist, leaf, mnist, models, partition
+from quafl.tasks import (
+    DataError,
+    Quadratic,
+    Supervised,
+    breast_cancer,
+    celeba,
+    cifar10,
+    cifar100,
+    digits,
+    fashion_mnist,
+    femnist,
+    flower,
+    from_partitioner,
+    leaf,
+    mnist,
+    models,
+    partition,
+    people,
+    sent140,
+    shakespeare,
+)
 from quafl.tasks.augment import crop_and_flip
 from quafl.tasks.datasets import CELEBA, Splits
-from quafl.tasks.hands import Data
+from quafl.tasks.hands import Data, take
+from quafl.tasks.people import Users
+from quafl.tasks.reading import Collate
 from quafl.tasks.supervised import Augment
 
 
@@ -32,14 +53,18 @@ class LearningTask(Section):
         run: Run,
         seed: int,
         augment: Augment | None = None,
+        held_out: Sequence[Data | None] | None = None,
+        collate: Collate | None = None,
     ) -> Task:
         """The task for one seed, from its parts."""
         return Supervised(
             module,
             hands,
             test=test,
+            held_out=held_out,
             batch_size=self.batch,
             augment=augment,
+            collate=collate,
             per_class=run.per_class,
             seed=seed,
             device=run.device,
@@ -103,6 +128,21 @@ class DigitsTask(ClassTask):
         return models.mlp(64, self.hidden, 10, seed=seed)
 
 
+class BreastCancerTask(ClassTask):
+    """scikit-learn's breast cancer data, 30 measurements of each of 569 tumours, and a small two-layer network."""
+
+    name: Literal["breast-cancer"]
+    hidden: int = Field(default=16, ge=1)  # width of the hidden layer
+    batch: int = Field(default=16, ge=1)  # examples of a local step
+    slow_classes: list[int] = Field(default=[0], min_length=1)  # that the slow clients hold
+    most_clients: ClassVar[int] = 100
+    load: ClassVar[Callable[[], Splits]] = staticmethod(breast_cancer)
+
+    def module(self, seed: int) -> nn.Module:
+        """Two layers."""
+        return models.mlp(30, self.hidden, 2, seed=seed)
+
+
 class MNISTTask(ClassTask):
     """MNIST and the paper's two-layer network."""
 
@@ -144,6 +184,20 @@ class CIFARTask(ClassTask):
         return models.resnet20(seed=seed, norm=self.norm)
 
 
+class CIFAR100Task(ClassTask):
+    """CIFAR-100, pictures moved and mirrored, and ResNet20."""
+
+    name: Literal["cifar-100"]
+    batch: int = Field(default=64, ge=1)  # examples of a local step
+    most_clients: ClassVar[int] = 15_000
+    load: ClassVar[Callable[[], Splits]] = staticmethod(cifar100)
+    augment: ClassVar[Augment | None] = staticmethod(crop_and_flip)
+
+    def module(self, seed: int) -> nn.Module:
+        """ResNet20 with 100 classes."""
+        return models.resnet20(100, seed=seed, norm=self.norm, pixels=models.CIFAR_100())
+
+
 class CelebATask(LearningTask):
     """CelebA's faces, clients with disjoint celebrities, and ResNet18."""
 
@@ -166,26 +220,141 @@ class CelebATask(LearningTask):
         return self.supervised(module, hands, data.test, run, seed)
 
 
-class LeafTask(LearningTask):
-    """A dataset of people in LEAF's format, clients with disjoint people, and a two-layer network."""
+class PeopleTask(LearningTask):
+    """People's data in LEAF's format. A client is judged by its own people's test data, the server by all of theirs."""
+
+    path: str | None = None  # the dataset's folder, with train/ and test/; without, in $QUAFL_DATA
+    users: Literal["one each", "dealt out"] = "one each"  # a user for each client, or all users dealt out to them
+    most_clients: ClassVar[int] = 1_000_000
+
+    def load(self) -> Users:
+        """The data."""
+        raise NotImplementedError
+
+    def module(self, data: Users, seed: int) -> nn.Module:
+        """The network, initialised."""
+        raise NotImplementedError
+
+    def check(self, clients: Clients) -> None:
+        """See whether the people can be dealt out."""
+        self._deal(self.load(), clients, seed=0)
+
+    def build(self, clients: Clients, run: Run, seed: int) -> Task:
+        """The task for one seed."""
+        data = self.load()
+        dealt = self._deal(data, clients, seed)
+        hands = [mine for mine in partition.of_users(data.train, data.users, dealt) if mine is not None]
+        judged = partition.of_users(data.test, data.judged, dealt)
+        theirs = torch.isin(data.judged, torch.cat(dealt))
+        test = take(data.test, theirs) if theirs.any() else data.test  # LEAF's `-t user`: by people nobody learns from
+        return self.supervised(self.module(data, derive(seed, "model")), hands, test, run, seed, held_out=judged)
+
+    def _deal(self, data: Users, clients: Clients, seed: int) -> list[torch.Tensor]:
+        one_each = self.users == "one each"
+        try:
+            return partition.deal_users(data.users, clients.count, one_each=one_each, seed=seed)
+        except ValueError as error:
+            users = len(data.users.unique())
+            raise DataError(f"clients.count = {clients.count}: {error}; set it to {users} or less") from error
+
+
+class LeafTask(PeopleTask):
+    """Any dataset of people in LEAF's format that has numbers as features, and a two-layer network."""
 
     name: Literal["leaf"]
     path: str  # the dataset's folder, with train/ and test/
+    users: Literal["one each", "dealt out"] = "dealt out"  # a user for each client, or all users dealt out to them
+    hidden: int = Field(default=64, ge=1)  # width of the hidden layer
+
+    def load(self) -> Users:
+        """From the folder."""
+        return leaf(self.path)
+
+    def module(self, data: Users, seed: int) -> nn.Module:
+        """Two layers."""
+        classes = 1 + int(torch.cat((data.train[1], data.test[1])).max())
+        return models.mlp(data.train[0].shape[-1], self.hidden, classes, seed=seed)
+
+
+class FEMNISTTask(PeopleTask):
+    """FEMNIST's handwritten digits and letters, a writer for each client, and LEAF's convolutional network."""
+
+    name: Literal["femnist"]
+    batch: int = Field(default=10, ge=1)  # examples of a local step
+
+    def load(self) -> Users:
+        """From LEAF's files."""
+        return femnist(self.path)
+
+    def module(self, data: Users, seed: int) -> nn.Module:
+        """Two convolutions, two dense layers."""
+        return models.leaf_cnn(people.SYMBOLS, seed=seed)
+
+
+class ShakespeareTask(PeopleTask):
+    """Shakespeare's next characters, a role for each client, and LEAF's two-layer LSTM."""
+
+    name: Literal["shakespeare"]
+    hidden: int = Field(default=256, ge=1)  # width of the two LSTM layers
+    batch: int = Field(default=10, ge=1)  # examples of a local step
+
+    def load(self) -> Users:
+        """From LEAF's files."""
+        return shakespeare(self.path)
+
+    def module(self, data: Users, seed: int) -> nn.Module:
+        """An embedding, two LSTM layers, a dense one."""
+        return models.leaf_lstm(len(people.ALPHABET), self.hidden, seed=seed)
+
+
+class Sent140Task(PeopleTask):
+    """Sent140's happy and unhappy tweets, an author for each client, and the mean of hashed words' embeddings."""
+
+    name: Literal["sent140"]
+    vocabulary: int = Field(default=people.VOCABULARY, ge=1)  # numbers that words are hashed to
+    hidden: int = Field(default=64, ge=1)  # width of the hidden layer
+    batch: int = Field(default=10, ge=1)  # examples of a local step
+
+    def load(self) -> Users:
+        """From LEAF's files."""
+        return sent140(self.path, vocabulary=self.vocabulary)
+
+    def module(self, data: Users, seed: int) -> nn.Module:
+        """An embedding, two dense layers."""
+        return models.bag_of_words(self.vocabulary, self.hidden, seed=seed)
+
+
+class FlowerTask(LearningTask):
+    """A Hugging Face dataset of numbers or pictures on this machine, dealt out by flwr-datasets, and a two-layer
+    network."""
+
+    name: Literal["flwr-datasets"]
+    path: str  # a folder written by save_to_disk, or a Parquet, CSV or JSON file
+    partitioner: str = "IidPartitioner"  # a class of flwr_datasets.partitioner
+    options: dict[str, Any] = Field(default={})  # what it is given beside num_partitions, partition_by and seed
+    inputs: list[str] | None = Field(default=None, min_length=1)  # columns to learn from; without, all others
+    target: str = "label"  # the column of class numbers
     hidden: int = Field(default=64, ge=1)  # width of the hidden layer
     most_clients: ClassVar[int] = 1_000_000
 
     def check(self, clients: Clients) -> None:
-        """See whether the people can be dealt out."""
-        data = leaf(Path(self.path))
-        partition.by_user(data.train, data.users, clients.count)
+        """See whether the data can be dealt out, and are numbers."""
+        self._parts(clients, seed=0)
 
     def build(self, clients: Clients, run: Run, seed: int) -> Task:
         """The task for one seed."""
-        data = leaf(Path(self.path))
-        hands = partition.by_user(data.train, data.users, clients.count, seed=seed)
-        classes = 1 + int(torch.cat((data.train[1], data.test[1])).max())
-        module = models.mlp(data.train[0].shape[-1], self.hidden, classes, seed=derive(seed, "model"))
-        return self.supervised(module, hands, data.test, run, seed)
+        hands, test, width, classes = self._parts(clients, seed)
+        module = models.mlp(width, self.hidden, classes, seed=derive(seed, "model"))
+        return self.supervised(module, hands, test, run, seed, collate=flower.Rows())
+
+    def _parts(self, clients: Clients, seed: int) -> tuple[list[Data], Data, int, int]:
+        """The clients' data, what to judge by, and how many numbers and classes there are."""
+        train, test = flower.opened(self.path)
+        judged = flower.columns(test, self.inputs, self.target)
+        made = flower.dealt(train, self.partitioner, clients.count, self.options, self.target, seed)
+        hands = from_partitioner(made, inputs=self.inputs, target=self.target)
+        width = flower.width(judged, self.path)
+        return hands, judged, width, flower.classes([train, test], self.target)
 
 
 class QuadraticTask(Section):
@@ -210,4 +379,18 @@ class QuadraticTask(Section):
         return Quadratic(curvature, centers, noise=self.noise, seed=seed)
 
 
-Tasks: TypeAlias = DigitsTask | MNISTTask | FashionTask | CIFARTask | CelebATask | LeafTask | QuadraticTask
+Tasks: TypeAlias = (
+    DigitsTask
+    | MNISTTask
+    | FashionTask
+    | CIFARTask
+    | CIFAR100Task
+    | CelebATask
+    | BreastCancerTask
+    | FEMNISTTask
+    | ShakespeareTask
+    | Sent140Task
+    | LeafTask
+    | FlowerTask
+    | QuadraticTask
+)

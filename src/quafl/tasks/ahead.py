@@ -1,8 +1,10 @@
 """Batches that other processes read ahead of their use."""
 
+import gc
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeAlias
+from weakref import WeakMethod, finalize
 
 from torch.utils.data import DataLoader, Dataset
 
@@ -21,11 +23,13 @@ class _Batches(Dataset[Any]):
     """By their keys, as torch's loader asks for them."""
 
     def __init__(self, read: Callable[[int, int], Any]) -> None:
-        self._read = read
+        self._read = WeakMethod(read)  # whose method it is, has the processes, and is gone before them
 
     def __getitem__(self, key: Key) -> Any:
+        read = self._read()
+        assert read is not None
         try:
-            return self._read(*key)
+            return read(*key)
         except DataError as error:  # torch would wrap it into a traceback
             return _Failed(str(error))
 
@@ -41,8 +45,9 @@ class _Wanted:
 
 
 class Ahead:
-    """`workers` processes that read batches in the order in which they are expected. `pinned`: into memory from which a
-    GPU copies at once. A batch is the same whoever reads it, and one that nobody has expected is read at once."""
+    """`workers` processes that read batches in the order in which they are expected. `pinned`: into memory from which
+    a GPU copies at once. A batch is the same whoever reads it, and one that nobody has expected is read at once. `read`
+    is a method of the object that has this one."""
 
     def __init__(self, read: Callable[[int, int], Any], workers: int, *, pinned: bool) -> None:
         self._read, self._wanted = read, _Wanted()
@@ -51,11 +56,13 @@ class Ahead:
             batch_size=None,
             sampler=self._wanted,
             collate_fn=_as_it_is,
+            worker_init_fn=_keep,
             num_workers=workers,
             persistent_workers=True,
             pin_memory=pinned,
             multiprocessing_context="fork",  # what reads is not to be pickled
         )
+        finalize(self, _let_go, self._loader)
         self._expected: deque[Key] = deque()
         self._onwards: Key | None = None  # after those, this client's later steps, without end
         self._coming: Iterator[Any] = iter(())
@@ -83,6 +90,16 @@ class Ahead:
         if isinstance(found, _Failed):
             raise DataError(found.sentence)
         return found
+
+
+def _let_go(loader: DataLoader[Any]) -> None:
+    """Whoever had it is gone. Until then it is no garbage: collected in a cycle, together with its queues, it could not
+    tell its processes to end, and would wait five seconds for each."""
+
+
+def _keep(worker: int) -> None:
+    """What a process has inherited is not its to collect: other loaders' processes, for instance."""
+    gc.freeze()
 
 
 def _onwards(client: int, step: int) -> Iterator[Key]:

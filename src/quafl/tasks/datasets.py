@@ -1,7 +1,6 @@
 """Real data, read from their original files. The digits ship inside scikit-learn: no download."""
 
 import gzip
-import json
 import zlib
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +13,7 @@ from quafl.core.randomness import derive
 from quafl.tasks.files import DataError, Files, needed
 from quafl.tasks.given import Pair as Data
 from quafl.tasks.hands import take
+from quafl.tasks.people import Users
 
 
 class Splits(NamedTuple):
@@ -21,14 +21,6 @@ class Splits(NamedTuple):
 
     train: Data
     validation: Data
-    test: Data
-
-
-class Users(NamedTuple):
-    """Data of people: whose each training example is, and what to judge by."""
-
-    train: Data
-    users: Tensor
     test: Data
 
 
@@ -68,6 +60,13 @@ CIFAR_10 = Files(
     url="https://www.cs.toronto.edu/~kriz/",
     archive=("cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),
 )
+CIFAR_100 = Files(
+    "CIFAR-100",
+    "cifar-100-binary",
+    dict.fromkeys(("train.bin", "test.bin"), ""),  # only the archive's sum was published
+    url="https://www.cs.toronto.edu/~kriz/",
+    archive=("cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),
+)
 CELEBA = Files(
     "CelebA", "celeba", dict.fromkeys(("img_align_celeba", "identity_CelebA.txt", "list_attr_celeba.txt"), "")
 )
@@ -86,6 +85,19 @@ def digits() -> Splits:
     return Splits(*parts)
 
 
+def breast_cancer() -> Splits:
+    """569 tumours, malignant (0) or benign (1), by 30 measurements of their cells, each scaled to mean 0 and variance 1
+    (W. Wolberg, O. Mangasarian and W. Street, UCI 1995; inside scikit-learn): a fixed 60/20/20 split."""
+    with needed():
+        from sklearn.datasets import load_breast_cancer
+    inputs, targets = load_breast_cancer(return_X_y=True)
+    order = torch.randperm(len(targets), generator=torch.Generator().manual_seed(derive("breast-cancer")))
+    x, y = torch.as_tensor(inputs, dtype=torch.float64)[order], torch.as_tensor(targets, dtype=torch.int64)[order]
+    learned = x[:341]
+    x = ((x - learned.mean(dim=0)) / learned.std(dim=0)).float()
+    return Splits(*zip(*(t.split([341, 114, 114]) for t in (x, y)), strict=True))
+
+
 def mnist() -> Splits:
     """60,000 and 10,000 handwritten digits of 28×28 pixels (LeCun, Cortes and Burges)."""
     return _idx(MNIST)
@@ -101,6 +113,13 @@ def cifar10() -> Splits:
     *train, test = (_cifar_batch(path) for path in CIFAR_10.find().values())
     pictures, labels = zip(*train, strict=True)
     return _with_validation((torch.cat(pictures), torch.cat(labels)), test)
+
+
+def cifar100() -> Splits:
+    """50,000 and 10,000 colour pictures of 32×32 pixels in 100 classes (Krizhevsky, 2009), from the binary files. The
+    20 coarser classes are left out."""
+    train, test = (_cifar_batch(path, labels=2) for path in CIFAR_100.find().values())
+    return _with_validation(train, test)
 
 
 def celeba(attribute: str = "Smiling", *, pixels: int = 100, least: int = 10) -> Users:
@@ -129,14 +148,7 @@ def celeba(attribute: str = "Smiling", *, pixels: int = 100, least: int = 10) ->
         x[row] = _face(folder / name, pixels)
     y = torch.tensor([labels[name] for name, _, _ in chosen])
     who, judged = torch.tensor([who for _, who, _ in chosen]), torch.tensor([judged for _, _, judged in chosen])
-    return Users(take((x, y), ~judged), who[~judged], take((x, y), judged))
-
-
-def leaf(folder: Path) -> Users:
-    """Data of people in LEAF's format (Caldas et al., 2018): JSON files in train/ and test/, each with users and
-    user_data, features that are numbers and labels that are class numbers."""
-    train, users = _leaf_part(folder / "train")
-    return Users(train, users, _leaf_part(folder / "test")[0])
+    return Users(take((x, y), ~judged), who[~judged], take((x, y), judged), who[judged])
 
 
 def _idx(files: Files) -> Splits:
@@ -166,13 +178,13 @@ def _read_idx(path: Path) -> Tensor:
     return torch.from_numpy(octets.reshape(shape).copy())
 
 
-def _cifar_batch(path: Path) -> Data:
-    """10,000 times a label and three planes of 32×32 pixels."""
-    octets = np.fromfile(path, np.uint8)
-    if octets.size == 0 or octets.size % 3073:
-        raise DataError(f"{path} has {octets.size} octets, not a multiple of 3073; replace it with the original file")
-    rows = torch.from_numpy(octets.reshape(-1, 3073))
-    return rows[:, 1:].reshape(-1, 3, 32, 32).contiguous(), rows[:, 0].long()
+def _cifar_batch(path: Path, labels: int = 1) -> Data:
+    """Many times a label, or several of which the last one counts, and three planes of 32×32 pixels."""
+    octets, row = np.fromfile(path, np.uint8), labels + 3 * 32 * 32
+    if octets.size == 0 or octets.size % row:
+        raise DataError(f"{path} has {octets.size} octets, not a multiple of {row}; replace it with the original file")
+    rows = torch.from_numpy(octets.reshape(-1, row))
+    return rows[:, labels:].reshape(-1, 3, 32, 32).contiguous(), rows[:, labels - 1].long()
 
 
 def _lines(path: Path) -> list[str]:
@@ -190,23 +202,3 @@ def _face(path: Path, pixels: int) -> Tensor:
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error}); replace it with the original file") from error
     return torch.from_numpy(np.array(square)).movedim(-1, 0).contiguous()
-
-
-def _leaf_part(folder: Path) -> tuple[Data, Tensor]:
-    features: list[Tensor] = []
-    labels: list[Tensor] = []
-    users: list[Tensor] = []
-    names: dict[str, int] = {}
-    files = sorted(folder.glob("*.json"))
-    if not files:
-        raise DataError(f"{folder} holds no JSON files; LEAF's data are in train/ and test/ of a dataset's folder")
-    for path in files:
-        try:
-            people = json.loads(path.read_text(encoding="utf-8"))["user_data"]
-            for name, mine in people.items():
-                features.append(torch.tensor(mine["x"], dtype=torch.float32))
-                labels.append(torch.tensor(mine["y"], dtype=torch.int64))
-                users.append(torch.full((len(labels[-1]),), names.setdefault(name, len(names))))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DataError(f"{path} is not LEAF data with numbers as features ({error!r})") from error
-    return (torch.cat(features), torch.cat(labels)), torch.cat(users)

@@ -32,6 +32,7 @@ class Files:
     md5: Mapping[str, str]  # by the name of each file
     url: str | None = None  # of the folder that holds them; without, they cannot be downloaded
     archive: tuple[str, str] | None = None  # a tar file that holds all of them instead, and its md5
+    why: str = "its licence does not let us offer it"  # they cannot be
 
     def find(self) -> dict[str, Path]:
         """Each file's place, uncompressed ones welcome too; downloaded if it is nowhere."""
@@ -68,7 +69,7 @@ class Files:
                 for file, md5 in self.md5.items():
                     pooch.retrieve(self.url + file, f"md5:{md5}", file, folder, progressbar=_Bar(file))
             else:
-                raise DataError("its licence does not let us offer it")
+                raise DataError(self.why)
         except (OSError, ValueError, DataError) as error:  # no network, a wrong checksum, no permission
             reason = str(error) if isinstance(error, DataError) else type(error).__name__
             reason = "the download is not the file that was published" if isinstance(error, ValueError) else reason

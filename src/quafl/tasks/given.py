@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from quafl.tasks import trees
+from quafl.tasks.files import DataError
 from quafl.tasks.trees import Tree
 
 Pair: TypeAlias = tuple[Tree, Tree]  # inputs and targets
@@ -163,6 +164,15 @@ def as_the_model_takes_it(module: Callable[..., Any], inputs: Tree) -> tuple[Tre
                 f"the model cannot take inputs that are {_kinds(inputs)} each ({line(error)}); change one to suit the "
                 f"other"
             ) from error
+
+
+def check_shape(inputs: Tree, first: Tree, error: Exception) -> None:
+    """Whether it is for their shape that the model cannot take the inputs."""
+    if [shape for *_, shape in _leaves(inputs)] != [shape for *_, shape in _leaves(first)]:
+        raise DataError(
+            f"the model cannot take inputs that are {_kinds(inputs)} each ({line(error)}), where those read first are "
+            f"{_kinds(first)}; give examples of one shape, or a collate that pads them"
+        ) from error
 
 
 def _scaled(tensor: Tensor) -> Tensor:

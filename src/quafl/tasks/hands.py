@@ -11,7 +11,9 @@ from torch.utils.data import ConcatDataset
 from quafl.core.checks import check_whole
 from quafl.core.randomness import derive
 from quafl.tasks import given, reading, trees
+from quafl.tasks.files import DataError
 from quafl.tasks.given import Pair
+from quafl.tasks.own import seeded
 from quafl.tasks.reading import Collate, Part
 
 KEPT = 256  # clients whose data, made on demand, are kept until others are asked for
@@ -98,13 +100,17 @@ class Held:
 
 
 class Read:
-    """Read when they are needed, into memory that the device can reach; a client's data may be a dataset, or a pair."""
+    """Read when they are needed, into memory that the device can reach; a client's data may be a dataset, or a pair, or
+    None where they are `optional`."""
 
     in_memory = False
 
-    def __init__(self, clients: Sequence[Any], collate: Collate | None, whose: Callable[[int], str]) -> None:
-        self._clients, self._collate, self._whose = clients, collate, whose
+    def __init__(
+        self, clients: Sequence[Any], collate: Collate | None, whose: Callable[[int], str], *, optional: bool = False
+    ) -> None:
+        self._clients, self._collate, self._whose, self._optional = clients, collate, whose, optional
         self._change: Callable[[Tensor], Tensor] | None = None
+        self._targets: Callable[[Any, str], None] | None = None
         self._made = lru_cache(maxsize=KEPT)(self._checked)
         self._form: Any = None
 
@@ -114,7 +120,7 @@ class Read:
     def _checked(self, client: int) -> Any:
         whose = self._whose(client)
         data = self._clients[client]
-        if data is None:
+        if data is None and self._optional:
             return None
         if not reading.is_dataset(data):
             return given.examples(data, whose)
@@ -139,13 +145,20 @@ class Read:
         )
         kinds = given.kinds_of(batch)
         self._form = self._form or (kinds, whose)
-        given.check_alike(batch, whose, kinds, *self._form)
+        try:
+            given.check_alike(batch, whose, kinds, *self._form)
+            if self._targets is not None:
+                self._targets(batch[1], whose)
+        except ValueError as error:  # said as what it is wherever it is read
+            raise DataError(str(error)) from error
         return batch if self._change is None else (trees.change(batch[0], self._change), batch[1])
 
     def chunks(self, client: int, most: int) -> Iterator[Pair]:
         """All of them, at most so many at a time."""
         for places in torch.arange(self.size(client)).split(most):
-            yield self.take(client, places)
+            with seeded(derive("judging", client, int(places[0]))):  # a dataset may change its examples at random
+                chunk = self.take(client, places)
+            yield chunk
 
     def everything(self, most: int) -> Iterator[Pair]:
         """Of all clients, likewise."""
@@ -155,6 +168,10 @@ class Read:
     def change(self, how: Callable[[Tensor], Tensor]) -> None:
         """All inputs, as they are read."""
         self._change = how
+
+    def check_targets(self, check: Callable[[Any, str], None]) -> None:
+        """Whether the model has outputs for them, as they are read."""
+        self._targets = check
 
 
 def hands_of(
@@ -219,15 +236,20 @@ def parted(clients: Sequence[Data], held_out: HeldOut | None) -> tuple[Sequence[
     if not 0 < held_out < 1:
         raise ValueError(f"held_out is {held_out}, must be a share between 0 and 1, or each client's data")
     if isinstance(clients, OnDemand):
-        both = clients.changed(lambda client, data: apart(_ready(data, client), held_out, client))
+        both = clients.changed(lambda client, data: apart(ready(data, f"client {client}"), held_out, client))
         return both.changed(lambda _, pair: pair[0]), both.changed(lambda _, pair: pair[1])
-    pairs = [apart(_ready(data, client), held_out, client) for client, data in enumerate(given.listed(clients))]
+    pairs = [
+        apart(ready(data, f"client {client}"), held_out, client) for client, data in enumerate(given.listed(clients))
+    ]
     return [learned for learned, _ in pairs], [judged for _, judged in pairs]
 
 
-def _ready(data: Data, client: int) -> Data:
-    """Whatever can be taken apart."""
-    return data if reading.is_dataset(data) else given.examples(data, f"client {client}")
+def ready(data: Data, whose: str) -> Data:
+    """A dataset that can be read, or a pair of tensors."""
+    if not reading.is_dataset(data):
+        return given.examples(data, whose)
+    reading.check(data, whose)
+    return data
 
 
 def joined(parts: Sequence[Data | None]) -> Data:

@@ -12,10 +12,10 @@ from torch.nn import functional
 from quafl.core.messages import Buffers, Model
 from quafl.core.randomness import derive
 from quafl.core.seams import Batch, Score, Shapes, Task, examples_of
-from quafl.tasks import given, own, reading
+from quafl.tasks import own
 from quafl.tasks.files import DataError
 from quafl.tasks.flat import Flat
-from quafl.tasks.hands import Data, apart
+from quafl.tasks.hands import Data, apart, ready
 from quafl.tasks.judging import Measure
 from quafl.tasks.precision import Precision
 from quafl.tasks.reading import Collate
@@ -103,7 +103,7 @@ class Local:
     def _data(self) -> Data:
         if self.data is None:
             raise DataError(NOTHING)
-        return self.data if reading.is_dataset(self.data) else given.examples(self.data, "the party's data")
+        return ready(self.data, "the party's data")
 
 
 def found_device(device: str) -> str:

@@ -36,6 +36,8 @@ class Pixels(nn.Module):
 MNIST = partial(Pixels, [0.1307], [0.3081])
 FASHION = partial(Pixels, [0.2860], [0.3530])
 CIFAR = partial(Pixels, [0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616])
+CIFAR_100 = partial(Pixels, [0.5071, 0.4865, 0.4409], [0.2673, 0.2564, 0.2762])
+OCTETS = partial(Pixels, [0.0], [1.0])  # 0..1, nothing else
 FACES = partial(Pixels, [0.5, 0.5, 0.5], [0.5, 0.5, 0.5])
 
 
@@ -74,6 +76,63 @@ def cnn(*, seed: int = 0, norm: Norm = "batch") -> nn.Module:
         )
 
 
+def leaf_cnn(outputs: int = 62, *, seed: int = 0) -> nn.Module:
+    """LEAF's for FEMNIST: two 5×5 convolutions, a layer of 2048, no norms (Caldas et al., 2018); 6,603,710
+    parameters."""
+    with _seeded(seed):
+        return nn.Sequential(
+            OCTETS(),
+            *(nn.Conv2d(1, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Flatten(), nn.Linear(64 * 7 * 7, 2048), nn.ReLU(), nn.Linear(2048, outputs)),
+        )
+
+
+class Characters(nn.Module):
+    """The next character, from those before: an embedding of 8, two LSTM layers, and what the last step says."""
+
+    def __init__(self, alphabet: int, hidden: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(alphabet, 8)
+        self.layers = nn.LSTM(8, hidden, num_layers=2, batch_first=True)
+        self.next = nn.Linear(hidden, alphabet)
+
+    def forward(self, window: Tensor) -> Tensor:
+        """Of places in the alphabet, "... 80"."""
+        after, _ = self.layers(self.embedding(window.long()))
+        found: Tensor = self.next(after[:, -1])
+        return found
+
+
+def leaf_lstm(alphabet: int = 80, hidden: int = 256, *, seed: int = 0) -> nn.Module:
+    """LEAF's for Shakespeare (McMahan et al., 2017; Caldas et al., 2018); 819,920 parameters, of which 2,048 are the
+    second biases that torch's LSTM has."""
+    with _seeded(seed):
+        return Characters(alphabet, hidden)
+
+
+class Words(nn.Module):
+    """The mean of the words' embeddings, and two layers; 0 is no word."""
+
+    def __init__(self, vocabulary: int, width: int, hidden: int, outputs: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(1 + vocabulary, width)
+        self.decide = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
+
+    def forward(self, words: Tensor) -> Tensor:
+        """Of numbers of words, "... words"."""
+        there = (words > 0).unsqueeze(-1)
+        mean = (self.embedding(words) * there).sum(dim=-2) / there.sum(dim=-2).clamp(min=1)
+        found: Tensor = self.decide(mean)
+        return found
+
+
+def bag_of_words(vocabulary: int, hidden: int, outputs: int = 2, *, width: int = 32, seed: int = 0) -> nn.Module:
+    """For short texts."""
+    with _seeded(seed):
+        return Words(vocabulary, width, hidden, outputs)
+
+
 class _Block(nn.Module):
     """Two 3×3 convolutions around which the input is added (He et al., 2016)."""
 
@@ -107,17 +166,18 @@ def _stage(inputs: int, outputs: int, blocks: int, stride: int, norm: Norm, *, p
     return nn.Sequential(first, *(_Block(outputs, outputs, 1, norm, project=project) for _ in range(blocks - 1)))
 
 
-def resnet20(*, seed: int = 0, norm: Norm = "batch") -> nn.Module:
-    """For 32×32 colour pictures: three stages of three blocks (He et al., 2016, section 4.2); 269,722 parameters."""
+def resnet20(outputs: int = 10, *, seed: int = 0, norm: Norm = "batch", pixels: nn.Module | None = None) -> nn.Module:
+    """For 32×32 colour pictures: three stages of three blocks (He et al., 2016, section 4.2); 269,722 parameters, and
+    with 100 outputs 275,572."""
     with _seeded(seed):
         return _initialised(
             nn.Sequential(
-                CIFAR(),
+                pixels or CIFAR(),
                 *(nn.Conv2d(3, 16, 3, 1, 1, bias=False), _norm(norm, 16), nn.ReLU()),
                 _stage(16, 16, 3, 1, norm, project=False),
                 _stage(16, 32, 3, 2, norm, project=False),
                 _stage(32, 64, 3, 2, norm, project=False),
-                *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)),
+                *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, outputs)),
             )
         )
 

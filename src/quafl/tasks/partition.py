@@ -75,12 +75,28 @@ def dirichlet(data: Data, clients: int, *, alpha: float, seed: int = 0) -> list[
 
 def by_user(data: Data, users: Tensor, clients: int, *, seed: int = 0) -> list[Data]:
     """The users, each with all its examples, shuffled and dealt out evenly: disjoint people for every client."""
-    data, users = examples(data, WHOLE), torch.as_tensor(users)
-    names = users.unique()
+    found = of_users(data, users, deal_users(users, clients, seed=seed))
+    return [mine for mine in found if mine is not None]
+
+
+def deal_users(users: Tensor, clients: int, *, one_each: bool = False, seed: int = 0) -> list[Tensor]:
+    """Who each client is, of whose each example is: all users, shuffled and dealt out evenly; or one user each, and
+    the others nobody."""
+    names = torch.as_tensor(users).unique()
     if not 0 < clients <= len(names):
         raise ValueError(f"cannot deal {len(names)} users out to {clients} clients, each with at least one")
-    dealt = names[torch.randperm(len(names), generator=_generator(seed))].tensor_split(clients)
-    return _deal(data, [torch.isin(users, mine).nonzero().squeeze(-1) for mine in dealt])
+    shuffled = names[torch.randperm(len(names), generator=_generator(seed))]
+    return list((shuffled[:clients] if one_each else shuffled).tensor_split(clients))
+
+
+def of_users(data: Data, users: Tensor, dealt: Sequence[Tensor]) -> list[Data | None]:
+    """What each client has of the examples, by who it is and whose each of them is. None: nothing."""
+    data = examples(data, WHOLE)
+    client_of = {name: client for client, mine in enumerate(dealt) for name in mine.tolist()}
+    names, place = torch.as_tensor(users).unique(return_inverse=True)
+    owner = torch.tensor([client_of.get(name, len(dealt)) for name in names.tolist()])[place]
+    hands = owner.argsort(stable=True).split(owner.bincount(minlength=len(dealt) + 1).tolist())
+    return [take(data, hand) if len(hand) else None for hand in hands[: len(dealt)]]
 
 
 def _size(data: Data, parts: int) -> int:

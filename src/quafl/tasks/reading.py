@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
+import torch
 from torch import Tensor
-from torch.utils.data import default_collate
+from torch.utils.data import IterableDataset, default_collate
 
 from quafl.tasks import given
 from quafl.tasks.files import DataError
@@ -24,10 +25,11 @@ def is_dataset(data: Any) -> bool:
 
 def check(dataset: Any, whose: str) -> None:
     """Whether it can be read: it has a length, and examples by their places."""
-    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+    by_place = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    if not by_place or isinstance(dataset, IterableDataset):
         raise TypeError(
             f"{whose} is a {type(dataset).__name__}, which has no length or gives its examples one after another; give "
-            f"a map-style dataset, with __len__ and __getitem__, such as list(…) of it"
+            f"a map-style dataset, with __len__ and __getitem__, or all examples as a pair (inputs, targets)"
         )
     if not len(dataset):
         raise ValueError(f"{whose} has no examples; give at least one")
@@ -35,7 +37,10 @@ def check(dataset: Any, whose: str) -> None:
 
 def collated(examples: list[Any]) -> Any:
     """Examples (input, target), or dictionaries of which one part is called labels, label, targets or target, as inputs
-    and targets with an example a row. Inputs with a single part are that part."""
+    and targets with an example a row. Inputs with a single part are that part. A list of numbers in a dictionary is a
+    row of them, as Hugging Face's datasets have it."""
+    if isinstance(examples[0], Mapping):
+        examples = [{name: _row(part) for name, part in one.items()} for one in examples]
     batch = _parts(default_collate(examples))
     if not isinstance(batch, Mapping):
         return batch
@@ -46,6 +51,15 @@ def collated(examples: list[Any]) -> Any:
         )
     inputs = {name: part for name, part in batch.items() if name != target}
     return (next(iter(inputs.values())) if len(inputs) == 1 else inputs), batch[target]
+
+
+def _row(part: Any) -> Any:
+    if not isinstance(part, list):
+        return part
+    try:
+        return torch.tensor(part)
+    except (TypeError, ValueError):  # whatever it is, torch may know what to make of it
+        return part
 
 
 def _parts(batch: Any) -> Any:
@@ -68,7 +82,7 @@ def read(dataset: Any, places: Sequence[int], collate: Collate | None, whose: st
         how = "give a collate that makes a pair (inputs, targets) of them" if collate is None else "mend the collate"
         raise DataError(f"{whose}: its examples do not make a batch ({given.line(error)}); {how}") from error
     try:
-        return given.examples(batch, f"{whose}, as a batch,")
+        return given.examples(batch, f"{whose}'s batch")
     except (TypeError, ValueError) as error:
         raise DataError(str(error)) from error
 

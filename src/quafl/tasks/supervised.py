@@ -95,7 +95,9 @@ class Supervised:
         self._export = export
         learned, judged = parted(clients, held_out)
         self._hands = hands_of(learned, self._device, collate)
-        self._own = None if judged is None else Read(judged, collate, "what client {} is judged by".format)
+        self._own = (
+            None if judged is None else Read(judged, collate, "what client {} is judged by".format, optional=True)
+        )
         self._test = None if test is None else hands_of([test], self._device, collate, lambda _: "the test data")
         if self._test is None and self._own is None and isinstance(clients, OnDemand):
             raise ValueError(
@@ -134,6 +136,7 @@ class Supervised:
             outputs, (_, targets) = self._fitted(module, self._hands)
             self._loss = given.suiting(self._loss, outputs)
             if given.is_class_loss(self._loss):
+                self._check_as_read(outputs)
                 all_of = self._hands.all[1] if isinstance(self._hands, Held) else targets
                 given.check_classes(self._loss, outputs, all_of, self._whose)
                 if self._test is not None:
@@ -144,9 +147,26 @@ class Supervised:
             return metrics
         return {} if _is_real(targets) else {"accuracy": accuracy}
 
+    def _check_as_read(self, outputs: Tree) -> None:
+        """Class numbers of data that nobody has looked at yet."""
+        loss, logits = self._loss, getattr(outputs, "logits", outputs)
+        known = torch.empty_like(logits, device="meta") if isinstance(logits, Tensor) else logits
+        for hands in (self._hands, self._test, self._own):
+            if isinstance(hands, Read):
+                hands.check_targets(lambda targets, whose: given.check_classes(loss, known, targets, lambda _: whose))
+
+    def _called(self, module: Call, inputs: Tree) -> Tree:
+        """Outputs. Inputs of another shape than the first ones, that the model cannot take, are said."""
+        try:
+            return trees.call(module, inputs)
+        except Exception as error:  # of a model that nobody here has seen before
+            given.check_shape(inputs, self._first, error)
+            raise
+
     def _fitted(self, module: nn.Module, hands: Held | Read) -> tuple[Tree, Pair]:
         """Outputs for two examples, and these. From then on, all inputs are as the model takes them."""
         two = to(hands.take(0, hands.first(0) + torch.arange(2) % hands.size(0)), self._device)
+        self._first = two[0]
         outputs, change = given.as_the_model_takes_it(module, two[0])
         if change is not None:
             hands.change(change)
@@ -271,7 +291,7 @@ class Supervised:
 
     def _loss_of(self, module: Call, batch: Examples) -> Tensor:
         with mixed(self.precision, self._device):
-            outputs = trees.call(module, batch.inputs)
+            outputs = self._called(module, batch.inputs)
             try:
                 value: Tensor = self._loss(outputs, batch.targets)
             except IndexError:
@@ -326,7 +346,7 @@ class Supervised:
         memory."""
         for chunk in chunks:
             inputs, targets = to(chunk, self._device)
-            yield trees.call(module, inputs), targets
+            yield self._called(module, inputs), targets
 
     def _most(self, hands: Held | Read) -> int:
         """Examples of a chunk."""
