@@ -18,7 +18,12 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 @pytest.mark.parametrize(
     ("name", "pattern", "least"),
-    [("regression", r"R² (\S+)", 0.4), ("text", r"accuracy (\S+)", 0.95), ("datasets", r"accuracy (\S+),", 0.9)],
+    [
+        ("regression", r"R² (\S+)", 0.4),
+        ("text", r"accuracy (\S+)", 0.95),
+        ("datasets", r"accuracy (\S+),", 0.9),
+        ("evaluation", r"accuracy (\S+) over", 0.9),
+    ],
 )
 def test_the_example_learns(name: str, pattern: str, least: float) -> None:
     done = subprocess.run(

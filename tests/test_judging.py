@@ -188,6 +188,38 @@ def test_a_server_without_data_sees_how_good_the_model_is_at_its_clients_who_are
     assert last["loss"] == pytest.approx(loss, rel=1e-4)
 
 
+@pytest.mark.parametrize(
+    "device",
+    [
+        "cpu",
+        "auto",
+        pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")),
+    ],
+)
+def test_a_client_trains_and_judges_on_a_device_of_its_own(device: str, tmp_path: Path) -> None:
+    """The server is on the CPU, and so is the other client."""
+    provision.init(tmp_path, f"localhost:{free_port()}", ["north", "south"])
+    settings = {
+        "clients": {"start_with": 2},
+        "algorithm": {"name": "calibrated", "sampled": 1, "lr": 0.5, "wait": 0.05, "patience": 20.0},
+        "run": {"rounds": 10, "every": 0.2},
+    }
+
+    def there(name: str) -> quafl.Local:
+        return replace(brought(name), device=device, precision="bfloat16") if name == "north" else brought(name)
+
+    with ThreadPoolExecutor(2) as pool:
+        clients = [
+            pool.submit(quafl.join, tmp_path / "clients" / name, task=there, step_seconds=0.001)
+            for name in ("north", "south")
+        ]
+        served = quafl.serve(tmp_path / "server", settings, task=brought("server"))
+        assert [client.result(60.0) for client in clients] == [True, True]
+    assert served.rows[-1]["loss"] < served.rows[0]["loss"]
+    scores = read_curve(tmp_path / "server" / "run").clients[0]
+    assert set(scores) == {"north", "south"}
+
+
 def test_the_simulation_says_the_same_columns_and_the_report_shows_each_client(tmp_path: Path) -> None:
     given: dict[str, Any] = {
         "model": nn.Linear(4, 2),
