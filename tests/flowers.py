@@ -9,7 +9,11 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1  # Flower's runtime does it, before a ServerApp
+TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = (
+    1,
+    1,
+    1,
+)  # Flower's runtime does it, before a ServerApp
 
 
 def octets(message: Message) -> int:
