@@ -101,6 +101,8 @@ class QuAFLEncoder(DXOFilter):  # type: ignore[misc]  # FLARE has no types
         else:
             check_layout(fl_ctx.get_prop(HELD + ".layout"), _layout(entries), "the task's result")
             octets = tell(floats, held, self.bits, derive("up", fl_ctx.get_identity_name(), said["heard"]))
+        before = sum(tensor.numel() * tensor.element_size() for tensor in floats.values())
+        self.log_info(fl_ctx, f"{len(octets)} octets in place of {before}")
         return DXO(dxo.data_kind, {**others, OCTETS: octets}, {**dxo.meta, META: said})
 
 
