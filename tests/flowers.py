@@ -23,6 +23,13 @@ def octets(message: Message) -> int:
     return sum(record.count_bytes() for record in message.content.values())
 
 
+def copied(message: Message) -> Message:
+    """What somebody changes in it, nobody else sees."""
+    if message.has_error():
+        return message
+    return Message(RecordDict(dict(message.content.items())), metadata=message.metadata)
+
+
 class Here(Grid):
     """A grid with some nodes. A message is handled when its answer is asked for, in the order of pushing; `slow` nodes
     handle theirs only at every other glance."""
@@ -88,12 +95,10 @@ class Here(Grid):
         return replies
 
     def _handled(self, message: Message) -> Message:
-        """The client gets a copy: what it changes in a message, the server does not see."""
-        copy = Message(RecordDict(dict(message.content.items())), metadata=message.metadata)
         try:
-            reply = self.app(copy, self.contexts[message.metadata.dst_node_id])
+            reply = self.app(copied(message), self.contexts[message.metadata.dst_node_id])
         except Exception as error:
             reply = Message(Error(2, str(error)), reply_to=message)
         self.up += octets(reply)
-        self.said.append(reply)
+        self.said.append(copied(reply))
         return reply

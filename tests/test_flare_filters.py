@@ -57,9 +57,7 @@ class Site:
 def ours(name: str, bits: int = 4) -> Site:
     encoder, decoder = QuAFLEncoder(bits), QuAFLDecoder()
     at_server = name == "server"
-    return Site(
-        name, task_data=encoder if at_server else decoder, task_result=decoder if at_server else encoder
-    )
+    return Site(name, task_data=encoder if at_server else decoder, task_result=decoder if at_server else encoder)
 
 
 def task(weights: dict[str, Any], kind: str = DataKind.WEIGHTS) -> Shareable:

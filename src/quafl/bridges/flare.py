@@ -21,11 +21,13 @@ from nvflare.apis.shareable import Shareable
 from torch import Tensor
 
 from quafl.bridges.records import (
+    AS_IT_IS,
     FULL,
     LostError,
     Sender,
     Sent,
     check_bits,
+    check_encoded,
     check_layout,
     fingerprint,
     hear,
@@ -33,6 +35,7 @@ from quafl.bridges.records import (
     short,
     tell,
 )
+from quafl.codec.formats import DTYPES
 from quafl.codec.messages import decode
 from quafl.codec.seams import DecodeError, WireError
 from quafl.core.randomness import derive
@@ -43,7 +46,11 @@ VERSION = 1
 META = "quafl"  # what we say beside the data
 OCTETS = "quafl octets"  # in place of the arrays that are encoded
 WEIGHTS = "weights"
-STATE, HELD = "quafl.sender", "quafl.held"  # in the context of a site, private to it, for the whole job
+STATE, HELD, SPARED = (
+    "quafl.sender",
+    "quafl.held",
+    "quafl.spared",
+)  # in the context of a site, private to it, for the whole job
 KINDS = [DataKind.WEIGHTS, DataKind.WEIGHT_DIFF]
 _sending = Lock()  # FLARE's server serves many clients at a time
 
@@ -75,10 +82,16 @@ class QuAFLEncoder(DXOFilter):  # type: ignore[misc]  # FLARE has no types
         if META in dxo.meta:
             raise ValueError("the data are encoded already; is QuAFLEncoder in this chain twice?")
         floats, entries = _floats(dxo.data), _entries(dxo.data)
-        if not floats:
-            return dxo
         others = {name: value for name, value in dxo.data.items() if name not in floats}
         said: dict[str, Any] = {"version": VERSION, "entries": [list(entry) for entry in entries]}
+        dtypes = {entry.name: entry.dtype.removeprefix("torch.") for entry in entries}
+        spared = fl_ctx.get_prop(SPARED)
+        if spared is None:
+            spared = {name for name in dtypes if not dtypes[name].startswith(("float", "bfloat"))}
+            fl_ctx.set_prop(SPARED, spared, private=True, sticky=True)
+        check_encoded(dtypes, spared)
+        if not floats:
+            raise ValueError("the data have no floating-point arrays; take the filters away where no model is sent")
         at_server = self.get_prop(FilterContextKey.CHAIN_TYPE) == FilterChainType.TASK_DATA_CHAIN
         held = None if at_server else fl_ctx.get_prop(HELD)
         if held is not None:
@@ -175,13 +188,13 @@ class QuAFLDecoder(DXOFilter):  # type: ignore[misc]
 
 
 def _floats(data: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The arrays that are encoded."""
+    """The arrays that are encoded. Doubles are not: means of integers are."""
     tensors = {
         name: torch.from_numpy(value.copy()) if isinstance(value, np.ndarray) else value.detach().cpu()
         for name, value in data.items()
         if isinstance(value, Tensor) or (isinstance(value, np.ndarray) and value.dtype.kind == "f")
     }
-    return {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
+    return {name: tensor for name, tensor in tensors.items() if tensor.dtype in DTYPES}
 
 
 def _entries(data: Mapping[str, Any]) -> list[_Entry]:
@@ -193,7 +206,9 @@ def _entries(data: Mapping[str, Any]) -> list[_Entry]:
 
 def _layout(entries: list[_Entry]) -> str:
     """Whether an array is numpy's or torch's does not count."""
-    return layout_of((one.name, one.shape, one.dtype.removeprefix("torch.")) for one in entries)
+    kinds = {str(kind).removeprefix("torch.") for kind in DTYPES}
+    named = [(one, one.dtype.removeprefix("torch.")) for one in entries]
+    return layout_of((one.name, one.shape, kind) if kind in kinds else (one.name, (), AS_IT_IS) for one, kind in named)
 
 
 def _restored(entries: list[_Entry], floats: dict[str, Tensor], others: dict[str, Any]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from quafl.core.randomness import derive
 
 Weights: TypeAlias = Mapping[str, Tensor]  # floating-point ones, by name, in their order
 FULL, NEAR, SAME = "full", "near", "same"  # how a record comes: as it is, by the lattice, or not at all, being there
+AS_IT_IS = "neither float32 nor float16"  # in place of the dtype of an array that is not encoded
 SLACK = 1.1  # for the distance to a client's model, which a sketch knows to about 4 %
 FEWEST_DOWN = 3  # bits of a lattice whose error is smaller than the distance, where nobody can ask for more
 
@@ -64,7 +65,17 @@ def check_bits(up: int, down: int = FEWEST_DOWN) -> None:
 
 def layout_of(entries: Iterable[tuple[str, tuple[int, ...], str]]) -> str:
     """A line for each of a record's arrays, of whatever dtype, in their order."""
-    return "\n".join(f"{name} {'x'.join(map(str, shape)) or 'scalar'} {dtype}" for name, shape, dtype in entries)
+    return "\n".join(
+        f"{name} {dtype}" if dtype == AS_IT_IS else f"{name} {'x'.join(map(str, shape)) or 'scalar'} {dtype}"
+        for name, shape, dtype in entries
+    )
+
+
+def check_encoded(dtypes: Mapping[str, str], spared: Iterable[str]) -> None:
+    """Doubles would travel in full. Those that a server has made of integers may."""
+    for name, dtype in dtypes.items():
+        if dtype == "float64" and name not in spared:
+            check_dtype(torch.float64, f"array {name!r}")
 
 
 def short(text: str) -> str:

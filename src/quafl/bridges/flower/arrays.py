@@ -8,7 +8,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
 from quafl.bridges.contact import Answer
-from quafl.bridges.records import layout_of
+from quafl.bridges.records import AS_IT_IS, layout_of
 from quafl.codec.seams import DecodeError, WireError
 
 VERSION = 1
@@ -16,17 +16,18 @@ RECORD = "quafl"  # what we say beside the records of others
 OCTETS = "quafl octets"  # an array in place of those that are encoded
 STYPE = "quafl"  # its kind: who does not know it cannot take it for numbers
 NUMPY = "numpy.ndarray"  # Flower's own kind
+ENCODED = "float32", "float16"
 IN_FULL, ALGORITHM, RECEIPT, NUMBERS, STEPS, NEAR = "in full", "algorithm", "receipt", "numbers", "steps", "near"
 LOCAL_STEPS = "local-steps"  # in the configuration that a client gets, and in the metrics that it returns
 PRECONDITION = 6  # Flower's code for a mod that cannot go on
 
 
 def floats_of(record: ArrayRecord) -> dict[str, Tensor]:
-    """The arrays that are encoded: those of floating-point numbers."""
+    """The arrays that are encoded. Doubles are not: Flower makes them of integers when it takes their mean."""
     return {
         name: torch.from_numpy(array.numpy().copy())
         for name, array in record.items()
-        if array.stype == NUMPY and array.dtype.startswith("float")
+        if array.stype == NUMPY and array.dtype in ENCODED
     }
 
 
@@ -37,8 +38,11 @@ def others_of(record: ArrayRecord, floats: Iterable[str]) -> dict[str, Array]:
 
 
 def layout_in(record: ArrayRecord) -> str:
-    """A line for each array."""
-    return layout_of((name, tuple(array.shape), array.dtype) for name, array in record.items())
+    """A line for each array; of those that travel as they are, the names count."""
+    return layout_of(
+        (name, tuple(array.shape), array.dtype) if array.dtype in ENCODED else (name, (), AS_IT_IS)
+        for name, array in record.items()
+    )
 
 
 def record_like(like: ArrayRecord, floats: dict[str, Tensor], others: ArrayRecord) -> ArrayRecord:

@@ -23,7 +23,7 @@ from quafl.bridges.flower.arrays import (
     record_like,
     without_ours,
 )
-from quafl.bridges.records import FEWEST_DOWN, FULL, Sender, check_bits, fingerprint, short
+from quafl.bridges.records import FEWEST_DOWN, FULL, Sender, check_bits, check_encoded, fingerprint, short
 from quafl.codec.seams import DecodeError, WireError
 
 _log = getLogger(__name__)
@@ -68,12 +68,16 @@ class Link:
         self._like: dict[tuple[int, str], ArrayRecord] = {}
         self._last: tuple[ArrayRecord, str, dict[str, Tensor]] | None = None
         self._without: set[int] = set()
+        self._spared: dict[str, set[str]] = {}  # by key: arrays that had no floating-point numbers at first
         self.traffic = Traffic()
 
     def pack(self, node: int, content: RecordDict, *, in_full: bool = False, **more: Any) -> RecordDict:
         """A message's content with its models encoded."""
         packed, said = dict(content.items()), ConfigRecord({"version": VERSION, **more})
         for key, record in content.array_records.items():
+            dtypes = {name: array.dtype for name, array in record.items()}
+            spared = self._spared.setdefault(key, {name for name in dtypes if not dtypes[name].startswith("float")})
+            check_encoded(dtypes, spared)
             layout, floats = self._read(record)
             if not floats:
                 said[f"record {key}"] = [FULL, fingerprint(floats), short(layout)]
@@ -144,7 +148,7 @@ class CompressedGrid(Grid):
 
     def __init__(self, grid: Grid, bits: int = 4, *, down_bits: int | None = None, seed: int = 0) -> None:
         self._grid, self.link = grid, Link(bits, down_bits_of(bits, down_bits), seed)
-        self._sent: dict[int, tuple[Message, RecordDict]] = {}
+        self._sent: dict[int, Message] = {}  # last, by node
         self._instead: dict[str, str] = {}
 
     @property
@@ -199,11 +203,16 @@ class CompressedGrid(Grid):
         return done
 
     def _packed(self, message: Message) -> Message:
-        node = message.metadata.dst_node_id
-        if message.has_content() and message.content.array_records:
-            self._sent[node] = (message, message.content)
-            message.content = self.link.pack(node, message.content)
-        return message
+        """Another message: this one stays the caller's."""
+        if not message.has_content() or not message.content.array_records:
+            return message
+        self._sent[message.metadata.dst_node_id] = message
+        return self._anew(message)
+
+    def _anew(self, message: Message, *, in_full: bool = False) -> Message:
+        about = message.metadata
+        packed = self.link.pack(about.dst_node_id, message.content, in_full=in_full)
+        return Message(packed, about.dst_node_id, about.message_type, ttl=about.ttl, group_id=about.group_id)
 
     def _read(self, replies: Iterable[Message]) -> tuple[list[Message], list[tuple[Message, str]]]:
         """Those that are done, and what is to be sent in full, in place of which message."""
@@ -215,19 +224,13 @@ class CompressedGrid(Grid):
                     reply.content = self.link.unpack(node, reply.content)
                 except Wanted as wanted:
                     _log.warning("node %d is sent the model in full: %s", node, wanted)
-                    again.append((self._in_full(node), reply.metadata.reply_to_message_id))
+                    again.append((self._anew(self._sent[node], in_full=True), reply.metadata.reply_to_message_id))
                     continue
                 except (WireError, DecodeError) as error:
                     done.append(refused(reply, error))
                     continue
             done.append(reply)
         return done, again
-
-    def _in_full(self, node: int) -> Message:
-        message, content = self._sent[node]
-        about = message.metadata
-        packed = self.link.pack(node, content, in_full=True)
-        return Message(packed, node, about.message_type, ttl=about.ttl, group_id=about.group_id)
 
 
 def refused(reply: Message, error: Exception) -> Message:
