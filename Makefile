@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
-FEDERATED := provision streams federation taking_part server_side client_side restarts defence flare processes attacks
+FEDERATED := provision streams federation taking_part server_side client_side restarts defence flare flare_filters flower processes attacks
 
 .DEFAULT_GOAL := help
 .PHONY: help demo federation test test-federation test-wheel lint docs rehearse bench-codec bench-sim bench-gpu bench-federation bench-attacks record-tasks \

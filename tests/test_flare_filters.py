@@ -1,6 +1,10 @@
 """Filters for jobs of NVIDIA FLARE, beside its own quantizer."""
 
+import re
+import subprocess
+import sys
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +28,7 @@ from quafl.bridges.records import LostError
 from quafl.codec.seams import DecodeError, WireError
 
 common_decomposers.register()
+EXAMPLE = Path(__file__).parents[1] / "examples" / "flare"
 NAMES = "north", "south", "east", "west"
 SITES = ("server", *NAMES)
 WEIGHTS = {"layer.weight": np.ones((40, 50), np.float32), "layer.bias": np.zeros(40, np.float32), "seen": np.array(3)}
@@ -249,3 +254,19 @@ def test_digits_are_learned_as_well_as_with_flares_quantizer_in_fewer_octets(
         print(f"\n4 bits: accuracy {mine[0]:.3f}, {mine[1]:,} octets; FLARE's {kind}: {other[0]:.3f}, {other[1]:,}")
     assert mine[0] > other[0] - 0.02
     assert mine[1] < other[1] / least
+
+
+@pytest.mark.federation
+def test_the_example_job_learns_in_flares_simulator_with_the_filters(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLE / "filters.py"), "--workspace", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (accuracy,) = re.findall(r"^20 models heard, the best with accuracy (\S+)$", done.stdout, re.MULTILINE)
+    (part,) = re.findall(r"^38 messages with .*: 1/(\S+)$", done.stdout, re.MULTILINE)  # the first two go in full
+    assert float(accuracy) > 0.75
+    assert float(part) > 7

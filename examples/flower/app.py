@@ -9,6 +9,7 @@ The two lines that make a plain app of Flower's send an eighth of the octets are
 
 import logging
 from argparse import ArgumentParser
+from functools import cache
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ def make_model() -> nn.Module:
     return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
 
 
+@cache
 def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Training pictures and their digits, and those to judge by."""
     data = load_digits()

@@ -82,7 +82,14 @@ def arrive(algorithm: Algorithm, coder: Coder, kept: Kept, receipt: str, down: A
 
 
 def depart(
-    algorithm: Algorithm, coder: Coder, client: Any, down: Any, trained: tuple[Tensor, Tensor], steps: int, name: int
+    algorithm: Algorithm,
+    coder: Coder,
+    client: Any,
+    down: Any,
+    trained: tuple[Tensor, Tensor],
+    steps: int,
+    name: int,
+    seed: int,
 ) -> tuple[Answer, Kept]:
     """The answer of a client that has come to this model, with these statistics, in so many steps."""
     model, statistics = trained
@@ -99,8 +106,7 @@ def depart(
         )
     up, after = said.up[0], said.clients[0]
     away = {one: float(far[0]) for one, far in said.away.items()}
-    rng = torch.Generator()
-    rng.seed()
+    rng = torch.Generator().manual_seed(seed)
     parcel, left = coder.pack_with(client.left_out, up, rng, away, heard=down, name=name)
     octets = tuple(wire.to_bytes(packet) for packet in parcel.packets)
     own = {one.name: getattr(after, one.name) for one in fields(after) if one.name not in _OWN}

@@ -64,7 +64,7 @@ class _Entry(NamedTuple):
     tensor: bool
 
 
-class QuAFLEncoder(DXOFilter):  # type: ignore[misc]  # FLARE has no types
+class QuAFLEncoder(DXOFilter):
     """Models in `bits` a parameter: from clients as differences from the model that they were sent, to clients by the
     lattice, the first time in full. Differences (WEIGHT_DIFF) are encoded as they are."""
 
@@ -98,7 +98,7 @@ class QuAFLEncoder(DXOFilter):  # type: ignore[misc]  # FLARE has no types
             said["heard"] = fingerprint(held)
         if dxo.data_kind == DataKind.WEIGHT_DIFF:
             zeros = {name: torch.zeros_like(value) for name, value in floats.items()}
-            octets = tell(floats, zeros, self.bits, int(torch.randint(2**62, ())))
+            octets = tell(floats, zeros, self.bits, self._seed(fl_ctx, floats))
         elif at_server:
             with _sending:
                 sent = _sender(fl_ctx, self.bits).send(_peer(fl_ctx), WEIGHTS, _layout(entries), floats)
@@ -113,13 +113,17 @@ class QuAFLEncoder(DXOFilter):  # type: ignore[misc]  # FLARE has no types
             )
         else:
             check_layout(fl_ctx.get_prop(HELD + ".layout"), _layout(entries), "the task's result")
-            octets = tell(floats, held, self.bits, derive("up", fl_ctx.get_identity_name(), said["heard"]))
+            octets = tell(floats, held, self.bits, self._seed(fl_ctx, floats))
         before = sum(tensor.numel() * tensor.element_size() for tensor in floats.values())
         self.log_info(fl_ctx, f"{len(octets)} octets in place of {before}")
         return DXO(dxo.data_kind, {**others, OCTETS: octets}, {**dxo.meta, META: said})
 
+    def _seed(self, fl_ctx: FLContext, floats: dict[str, Tensor]) -> int:
+        """Another for every client and answer."""
+        return derive("up", fl_ctx.get_identity_name(), fingerprint(floats))
 
-class QuAFLDecoder(DXOFilter):  # type: ignore[misc]
+
+class QuAFLDecoder(DXOFilter):
     """What QuAFLEncoder made at the other end, as it was, or an error: the task or its result then fails in FLARE, and
     the client is sent the model in full the next time."""
 

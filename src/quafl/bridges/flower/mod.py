@@ -157,7 +157,7 @@ def _answered(reply: Message, shown: Shown, bits: int, node: int) -> Message:
         floats = floats_of(record)
         if not floats:
             continue
-        octets = tell(floats, base, bits, derive("up", node, key, fingerprint(base)))
+        octets = tell(floats, base, bits, derive("up", node, key, fingerprint(base), fingerprint(floats)))
         content[key] = encoded_record(octets, others_of(record, floats))
         said[f"record {key}"] = near
     content[RECORD] = said
@@ -192,9 +192,9 @@ def _taken_part(
             f"key that it came with"
         )
     check_layout(layout_in(record), layout_in(trained), f"the answer's record {key!r}")
-    steps = _steps(reply.content, algorithm.local_steps)
-    near = name_of(down.model)
-    answer, after = depart(algorithm, coder, client, down, flattened(floats_of(trained)), steps, near)
+    steps, floats = _steps(reply.content, algorithm.local_steps), floats_of(trained)
+    seed = derive("up", context.node_id, fingerprint(heard), fingerprint(floats))
+    answer, after = depart(algorithm, coder, client, down, flattened(floats), steps, name_of(down.model), seed)
     _keep(context, after)
     content = without_ours(reply.content)
     content[key] = ArrayRecord(
