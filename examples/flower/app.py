@@ -9,7 +9,6 @@ The two lines that make a plain app of Flower's send an eighth of the octets are
 
 import logging
 from argparse import ArgumentParser
-from functools import cache
 from typing import Any
 
 import torch
@@ -35,7 +34,6 @@ def make_model() -> nn.Module:
     return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
 
 
-@cache
 def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Training pictures and their digits, and those to judge by."""
     data = load_digits()
@@ -44,9 +42,12 @@ def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return x[:1437], y[:1437], x[1437:], y[1437:]
 
 
+DIGITS = digits()
+
+
 def mine(client: int) -> tuple[Tensor, Tensor]:
     """A client's part: about three of the ten digits."""
-    x, y, _, _ = digits()
+    x, y, _, _ = DIGITS
     by_digit = torch.argsort(y * 2000 + torch.arange(len(y)))
     rows = torch.cat([by_digit[start::3] for start in range(3)]).tensor_split(CLIENTS)[client]
     return x[rows], y[rows]
@@ -80,7 +81,7 @@ def accuracy(_: int, arrays: ArrayRecord) -> MetricRecord:
     """Of a model, on the held-out pictures."""
     model = make_model()
     model.load_state_dict(arrays.to_torch_state_dict())
-    _, _, x, y = digits()
+    _, _, x, y = DIGITS
     return MetricRecord({"accuracy": float((model(x).argmax(1) == y).float().mean())})
 
 

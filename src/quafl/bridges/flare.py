@@ -22,6 +22,7 @@ from torch import Tensor
 
 from quafl.bridges.records import (
     AS_IT_IS,
+    FEWEST_DOWN,
     FULL,
     LostError,
     Sender,
@@ -101,7 +102,9 @@ class QuAFLEncoder(DXOFilter):
             octets = tell(floats, zeros, self.bits, self._seed(fl_ctx, floats))
         elif at_server:
             with _sending:
-                sent = _sender(fl_ctx, self.bits).send(_peer(fl_ctx), WEIGHTS, _layout(entries), floats)
+                sender = _sender(fl_ctx)
+                sender.bits = max(self.bits, FEWEST_DOWN)
+                sent = sender.send(_peer(fl_ctx), WEIGHTS, _layout(entries), floats)
             said |= {"how": sent.how, "name": sent.name}
             if sent.how == FULL:
                 return DXO(dxo.data_kind, dict(dxo.data), {**dxo.meta, META: said})
@@ -134,7 +137,7 @@ class QuAFLDecoder(DXOFilter):
         """A client whose task has failed may have lost what it held."""
         if shareable.get_return_code() != ReturnCode.OK and self._at_server():
             with _sending:
-                _sender(fl_ctx, 4).forget(_peer(fl_ctx))
+                _sender(fl_ctx).forget(_peer(fl_ctx))
         return super().process(copy(shareable), fl_ctx)
 
     def process_dxo(self, dxo: DXO, shareable: Shareable, fl_ctx: FLContext) -> DXO:
@@ -167,7 +170,7 @@ class QuAFLDecoder(DXOFilter):
         self, kind: str, said: dict[str, Any], entries: list[_Entry], octets: bytes, fl_ctx: FLContext
     ) -> dict[str, Tensor]:
         with _sending:
-            sender, node = _sender(fl_ctx, 4), _peer(fl_ctx)
+            sender, node = _sender(fl_ctx), _peer(fl_ctx)
             sender.heard(node, WEIGHTS, str(said.get("heard", "")))
             if kind == DataKind.WEIGHT_DIFF:
                 return _displacement(entries, octets)
@@ -240,10 +243,10 @@ def _displacement(entries: list[_Entry], octets: bytes) -> dict[str, Tensor]:
     return dict(decode(octets, near=zeros))
 
 
-def _sender(fl_ctx: FLContext, bits: int) -> Sender:
+def _sender(fl_ctx: FLContext) -> Sender:
     sender = fl_ctx.get_prop(STATE)
     if sender is None:
-        sender = Sender(max(bits, 3))
+        sender = Sender()
         fl_ctx.set_prop(STATE, sender, private=True, sticky=True)
     assert isinstance(sender, Sender)
     return sender

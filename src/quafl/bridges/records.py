@@ -144,7 +144,7 @@ class Sender:
     """
 
     def __init__(self, bits: int = 4, seed: int = 0) -> None:
-        self._bits, self._seed, self._count = bits, seed, 0
+        self.bits, self._seed, self._count = bits, seed, 0
         self._made: dict[str, _Made] = {}
         self._versions: dict[str, Version] = {}
         self._references: dict[str, dict[str, Tensor]] = {}
@@ -203,7 +203,7 @@ class Sender:
             far = SLACK * float((_sketch(weights) - version.sketch).norm())
             self._count += 1
             rng = torch.Generator().manual_seed(derive(self._seed, "down", self._count))
-            octets = encode(weights, distance=far, bits=self._bits, rng=rng)
+            octets = encode(weights, distance=far, bits=self.bits, rng=rng)
             heard = dict(decode(octets, key=weights))
             sent = Sent(NEAR, fingerprint(heard), octets)
         if sent.name not in self._versions:
