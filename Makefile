@@ -2,10 +2,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
-FEDERATED := provision streams federation taking_part server_side client_side restarts defence flare processes attacks lora
+FEDERATED := provision streams federation taking_part server_side client_side restarts defence flare flare_filters processes attacks lora
+BRIDGED := flower flare_filters people data
 
 .DEFAULT_GOAL := help
-.PHONY: help demo federation test test-federation test-wheel lint docs rehearse bench-codec bench-sim bench-gpu bench-federation bench-attacks record-tasks \
+.PHONY: help demo federation test test-federation test-bridges test-wheel lint docs rehearse bench-codec bench-sim bench-gpu bench-federation bench-attacks record-tasks \
   tune-demo format clean
 
 help: ## Show this help
@@ -33,6 +34,12 @@ test-federation: $(INSTALLED) ## Test and attack federations of real processes: 
 test-wheel: $(INSTALLED) ## Build the wheel and the sdist, install each into an empty environment, and run it (a minute)
 	$(BIN)/pip install --quiet --disable-pip-version-check 'setuptools>=77'
 	$(BIN)/pytest tests/test_wheel.py -m wheel --timeout 300
+
+test-bridges: $(INSTALLED) ## Test with Flower and Hugging Face's datasets, which pin older packages, in an environment of their own (minutes)
+	$(PYTHON) -m venv .venv/bridges
+	$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' > "$$(echo .venv/bridges/lib/python*/site-packages)/house.pth"
+	.venv/bridges/bin/pip install --quiet --disable-pip-version-check 'flwr>=1.41' 'flwr-datasets>=0.6' 'datasets>=4'
+	PYTHONPATH=$(CURDIR)/src .venv/bridges/bin/python -m pytest $(BRIDGED:%=tests/test_%.py) -m "" --timeout 300
 
 rehearse: $(INSTALLED) ## Rehearse the protocol under 10,000 schedules of faults (some minutes on two cores)
 	$(BIN)/python -m quafl.rehearsal --schedules 10000 --processes 2

@@ -2,8 +2,8 @@
 
     python examples/evaluation.py
 
-Eight clients have handwritten digits of few classes each (scikit-learn's). A fifth of a client's examples is not learned
-from. Five local steps of its own make the model personal, which is judged, too.
+Eight clients have handwritten digits of few classes each (scikit-learn's). A client does not learn from a fifth of its
+examples. Five local steps of its own make the model personal, which is judged, too.
 """
 
 from torch import nn

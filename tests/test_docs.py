@@ -21,7 +21,10 @@ PAGES = sorted(
     page for page in (ROOT / "docs").rglob("*.md") if page.parent not in [ROOT / folder for folder in KEPT_OUT]
 )
 TEXTS = [*PAGES, *(ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md"))]
-NEEDED = {"docs/tutorials/lora.md": ("peft", "transformers")}  # by a page's code; extras that are not everywhere
+NEEDED = {  # by a page's code; extras that are not everywhere
+    "docs/tutorials/lora.md": ("peft", "transformers"),
+    "docs/howto/flower.md": ("flwr",),
+}
 FENCE = re.compile(r'^```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"^ *(?:\S*/bin/)?quafl +(\S.*)$", re.MULTILINE)
 

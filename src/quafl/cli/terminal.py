@@ -30,6 +30,7 @@ EXTRAS = {  # by what they bring: what an extra is called, and what it is for
     "optuna": ("tune", "searches of ranges"),
     "nvflare": ("flare", "jobs of NVIDIA FLARE"),
     **dict.fromkeys(("transformers", "peft"), ("lora", "language models and adapters")),
+    "flwr": ("flower", "Flower apps"),
     **dict.fromkeys(("pandas", "ipywidgets"), ("notebook", "frames of results, and bars in Jupyter")),
     **{name: (name, f'run.track = ["{name}"]') for name in ("tensorboard", "mlflow", "wandb")},
 }

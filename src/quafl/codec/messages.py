@@ -83,18 +83,18 @@ def encode(
     are must be float32, float16 or bfloat16.
     """
     _check_dtypes(weights)
-    vector, buffers = _flatten(weights, exact)
+    vector, buffers = flattened(weights, exact)
     if rng is None:
         rng = torch.Generator()
         rng.seed()
     if near is not None:
         if key is not None or distance is not None or resolution is not None:
             raise ValueError("near is what both ends have; a key, a distance or a resolution is for when only one has")
-        reference = _same_size(vector, _flatten(near, exact)[0], "near")
+        reference = _same_size(vector, flattened(near, exact)[0], "near")
         packet = Difference(bits=bits).encode(vector - reference, rng, exact=buffers)
-        return wire.to_bytes(replace(packet, near=_name(reference)))
+        return wire.to_bytes(replace(packet, near=name_of(reference)))
     if key is not None:
-        distance = float((vector - _same_size(vector, _flatten(key, exact)[0], "key")).norm())
+        distance = float((vector - _same_size(vector, flattened(key, exact)[0], "key")).norm())
     codec: Codec = Identity() if bits == Identity.bits else Lattice(bits=bits, resolution=resolution, spread=spread)
     return wire.to_bytes(codec.encode(vector, rng, distance=distance, exact=buffers))
 
@@ -116,10 +116,10 @@ def decode(
     if mine is None or (key is not None and near is not None):
         raise ValueError("decode needs a key, or what the sender gave as near, and not both")
     packet = wire.from_bytes(message)
-    vector, buffers = _flatten(mine, exact)
+    vector, buffers = flattened(mine, exact)
     if packet.exact.shape != buffers.shape:
         raise DecodeError(f"message has {packet.exact.shape[-1]} exact values, the key {buffers.shape[-1]}")
-    if packet.near != (0 if near is None else _name(vector)):
+    if packet.near != (0 if near is None else name_of(vector)):
         raise DecodeError(
             "the message is a difference from something else than this: give as near, at both ends, the same weights"
             if packet.near
@@ -131,11 +131,11 @@ def decode(
         return wire.from_bytes(refine(wire.to_bytes(request)))
 
     decoded = codec_of(packet).decode(packet, key=vector, refine=ask if refine else None)
-    return _like(mine, decoded if near is None else vector + decoded, packet.exact, exact)
+    return shaped_like(mine, decoded if near is None else vector + decoded, packet.exact, exact)
 
 
-def _name(reference: Tensor) -> int:
-    """A digest of all coordinates, not 0 and below 2^63."""
+def name_of(reference: Tensor) -> int:
+    """What messages call a vector that they are a difference from: a digest of it, not 0 and below 2^63."""
     digest = blake2b(reference.cpu().numpy().tobytes(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1 or 1
 
@@ -149,7 +149,7 @@ def _same_size(vector: Tensor, other: Tensor, name: str) -> Tensor:
 def answer(request: bytes, weights: Weights, *, exact: Choose = running_statistics) -> bytes:
     """What a sender returns to a receiver that asks for more bits of these weights."""
     packet = wire.from_bytes(request)
-    vector, _ = _flatten(weights, exact)
+    vector, _ = flattened(weights, exact)
     if packet.kind != "request" or packet.dim != len(vector):
         raise WireError(f"message is a {packet.kind} about d={packet.dim}, expected a request about d={len(vector)}")
     return wire.to_bytes(codec_of(packet).refine(vector, packet))
@@ -165,7 +165,7 @@ def _check_dtypes(weights: Tensor | Mapping[str, Tensor]) -> None:
         check_dtype(tensor.dtype, whose)
 
 
-def _flatten(weights: Tensor | Mapping[str, Tensor], exact: Choose) -> tuple[Tensor, Tensor]:
+def flattened(weights: Tensor | Mapping[str, Tensor], exact: Choose = running_statistics) -> tuple[Tensor, Tensor]:
     """The coordinates that are quantized, and those that are not."""
     if isinstance(weights, Tensor):
         return weights.detach().flatten().to(torch.float32), torch.empty(0)
@@ -177,7 +177,8 @@ def _flatten(weights: Tensor | Mapping[str, Tensor], exact: Choose) -> tuple[Ten
     return vector, buffers
 
 
-def _like(key: Weights, vector: Tensor, buffers: Tensor, exact: Choose) -> Weights:
+def shaped_like(key: Weights, vector: Tensor, buffers: Tensor, exact: Choose = running_statistics) -> Weights:
+    """What `flattened` made these of, with names and shapes as the key's, and its entries that are not floating."""
     if isinstance(key, Tensor):
         return vector.view(key.shape).to(key.dtype)
     places = {False: 0, True: 0}
