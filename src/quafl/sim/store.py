@@ -69,7 +69,7 @@ class Store:
     def put(self, ids: Ids, clients: Any) -> None:
         """Keep what those clients have become."""
         heavy = (*(getattr(clients, name) for name in self._vectors), *clients.optimizer, *clients.left_out)
-        own = _own_rows_of_few if len(self) > MANY else _own_rows
+        own = _own_rows_of_few if len(self) >= MANY else _own_rows
         self._known |= zip(ids.tolist(), zip(*map(own, heavy), strict=True), strict=True)
         for name, values in self._numbers.items():
             values.index_copy_(0, ids, getattr(clients, name))
