@@ -9,13 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from worlds import steady, world
 
+import quafl
 from quafl.codec import Identity, Lattice
 from quafl.codec.coders import coders_for
 from quafl.core import FedAvg, QuAFL
 from quafl.core.randomness import Generators
 from quafl.settings.algorithms import QuAFLSettings
 from quafl.sim import Absence, Change, World
-from quafl.sim.piecewise import Piecewise
+from quafl.sim.piecewise import Daily, Piecewise
 from quafl.sim.speeds import Constant, Exponential, interrupted
 from quafl.tasks import Quadratic
 
@@ -188,7 +189,7 @@ def test_a_world_that_cannot_be_is_refused(wrong: World, sentence: str) -> None:
         ({"unreachable": -1.0}, "unreachable is -1.0, must be from 0 to 1"),
         ({"step_law": "uniform"}, "step_law is 'uniform', must be 'exponential' or 'constant'"),
         ({"latency_at_32_bits": -1.0}, "latency_at_32_bits is -1.0, must not be negative"),
-        ({"trace": Path("x.csv"), "step_range": (2.0, 9.0)}, "give it without step_range and changes"),
+        ({"trace": Path("x.csv"), "step_range": (2.0, 9.0)}, "give it without step_range, changes"),
     ],
 )
 def test_a_world_is_checked_when_it_is_made(wrong: dict[str, Any], sentence: str) -> None:
@@ -299,3 +300,101 @@ def test_a_fedavg_client_that_leaves_answers_when_it_is_back() -> None:
     w = world(still(1), 1, FedAvg(sampled=1, local_steps=4), speeds=gone.speeds(1, Generators(0), 100.0))
     w.rounds(1)
     assert w.clock.now() == 14.0
+
+
+# Crowds
+
+
+def daily(**more: Any) -> Daily:
+    phases = torch.rand(50, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return Daily(torch.linspace(0.5, 2.0, 50), phases, **{"day": 24.0, "share": 0.3, **more})
+
+
+@pytest.mark.parametrize("start", [0.0, 3.7, 100.0])
+def test_work_of_day_and_night_is_the_integral_of_the_speed(start: float) -> None:
+    rates, everybody = daily(), torch.arange(50)
+    stop, parts = start + 61.3, 20_000
+    width = (stop - start) / parts
+    summed = sum(rates.at(everybody, start + (k + 0.5) * width) * width for k in range(parts))
+    found = rates.integral(everybody, torch.full((50,), start, dtype=torch.float64), stop)
+    assert torch.allclose(found, summed, atol=4 * width * 2)  # a coming or going is met a part too late
+
+
+def test_who_needs_so_much_work_has_done_it_when_it_is_reached_and_not_before() -> None:
+    rates, everybody = daily(), torch.arange(50)
+    for amount in 0.0, 0.1, 5.0, 17.0:
+        goal = torch.full((50,), amount, dtype=torch.float64)
+        when = rates.reached(everybody, 12.0, goal)
+        begun = torch.full((50,), 12.0, dtype=torch.float64)
+        for one in range(50):
+            mine = everybody[one : one + 1]
+            done = rates.integral(mine, begun[:1], float(when[one]))
+            assert float(done) == pytest.approx(amount, abs=1e-9)
+            if amount:
+                assert float(rates.at(mine, float(when[one]) - 1e-6)) > 0  # it is there when it finishes
+
+
+def test_the_next_one_to_come_comes_at_the_beginning_of_its_day() -> None:
+    rates, everybody = daily(), torch.arange(50)
+    after = rates.next_rise(30.0)
+    here = lambda time: rates.at(everybody, time) > 0  # noqa: E731
+    assert after > 30.0
+    assert (here(after + 1e-9) & ~here(after - 1e-9)).sum() == 1
+    assert not (here(after - 1e-6) & ~here(30.0)).any()
+
+
+def test_phones_are_contacted_at_their_hours_alone_and_train_then() -> None:
+    world = World(day=24.0, day_share=0.25, step_spread=1.0)
+    run = quafl.Simulation(
+        Quadratic(torch.ones(3), torch.zeros(40, 3), start=torch.ones(3)),
+        40,
+        world,
+        quafl.QuAFL(sampled=3, local_steps=5, wait=1.0),
+        quafl.Identity(),
+        quafl.sgd(0.1),
+        quafl.Plan(until=100.0, every=10.0),
+    )
+    speeds = world.speeds(40, Generators(0), 100.0)
+    shares, steps = [], 0
+    for _ in run:
+        there = run._fleet.available().tolist()
+        assert there == speeds.present(run._clock.now()).nonzero().squeeze(-1).tolist()
+        shares.append(len(there) / 40)
+        steps = run.rows[-1]["local_steps"]
+    assert sum(shares) / len(shares) == pytest.approx(0.25, abs=0.05)
+    assert steps > 50
+    assert run.rows[-1]["loss"] < run.rows[0]["loss"]
+
+
+def test_speeds_and_bandwidths_have_the_tails_that_were_asked_for() -> None:
+    clients = 20_000
+    normal = World(slow=0.0, step_spread=0.8).speeds(clients, Generators(0), 1.0).rates.values[:, 0]
+    logs = (2.0 * normal).log()
+    assert float(logs.std()) == pytest.approx(0.8, rel=0.03)
+    assert float(logs.mean()) == pytest.approx(0.0, abs=0.03)
+    zipf = (
+        World(slow=0.0, step_tail=0.5).speeds(clients, Generators(0), 1.0).rates.values[:, 0].sort(descending=True)[0]
+    )
+    ranks = torch.arange(1, clients + 1, dtype=torch.float64)
+    assert torch.allclose(zipf, 0.5 * ranks**-0.5)
+    thin = World(up_bandwidth=10.0, down_bandwidth=30.0, bandwidth_spread=0.5)
+    link = thin.link(clients, FULL, Generators(0))
+    assert link.up is not None
+    assert link.down is not None
+    assert float(link.up.values.log().std()) == pytest.approx(0.5, rel=0.03)
+    assert torch.allclose(link.down.values, 3 * link.up.values)  # of one client, both
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ({"day": 24.0, "present_for": 3.0, "away_for": 2.0}, "a day says when clients are there"),
+        ({"day": -1.0}, "day is -1.0, must not be negative"),
+        ({"day_share": 1.0}, "day_share is 1.0 and day_zones 1.0: must be shares of a day"),
+        ({"bandwidth_spread": 1.0}, "bandwidth_spread needs up_bandwidth and down_bandwidth"),
+        ({"step_tail": 1.0, "trace": Path("x.csv")}, "give it without step_range, changes, spreads and tails"),
+    ],
+)
+def test_what_goes_not_together_is_said(how: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        World(**how)

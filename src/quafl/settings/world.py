@@ -48,15 +48,21 @@ class Clients(Section):
     fast_step: Positive = 2.0  # mean time of a step of the others
     slow_step: Positive = 8.0  # and of theirs
     step_range: tuple[Positive, Positive] | None = Field(default=None, strict=False)  # of mean step times
+    step_spread: NotNegative = 0.0  # σ of a log-normal law by which clients' step times differ; 0: they do not
+    step_tail: NotNegative = 0.0  # a of Zipf's law, likewise: the r-th fastest takes r^a times as long
     step_law: Literal["exponential", "constant"] = "exponential"  # whether a step's time is random or always its mean
     changes: list[Change] = Field(default=[])  # steps that take another time from some time on
     absences: list[Absence] = Field(default=[])  # clients that are away for a while
     present_for: Annotated[float, Field(gt=0)] = inf  # mean time until a client leaves,
     away_for: NotNegative = 0.0  # and until it is back; both exponential
+    day: NotNegative = 0.0  # length of a day, of whose hours each client is there for some; 0: no days
+    day_share: Annotated[float, Field(gt=0, lt=1)] = 0.5  # for this share of it, from an hour of its own on
+    day_zones: Share = 1.0  # which hours are spread over this share of the day
     trace: str | None = None  # a CSV file with every client's speeds and bandwidths
     latency_at_32_bits: NotNegative = 10.0  # sit = this · b/32
     up_bandwidth: Positive | list[Positive] | None = None  # octets per time unit, one number or one a client
     down_bandwidth: Positive | list[Positive] | None = None  # likewise; an exchange then takes the time of its octets
+    bandwidth_spread: NotNegative = 0.0  # σ of a log-normal law by which clients' bandwidths differ
     link_limited: bool = True  # the server talks to `sampled` clients at a time
     unreachable: Share = 0.0  # probability that a contact is lost
     names: list[str] | None = Field(default=None, min_length=1)  # what a task of one's own is asked for, by `task.make`

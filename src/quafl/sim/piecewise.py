@@ -1,4 +1,4 @@
-"""Quantities that jump at given times and are constant between them, one per client: speeds, bandwidths."""
+"""Quantities of clients that change with time: those that jump now and then, and those of day and night."""
 
 from collections.abc import Sequence
 
@@ -72,3 +72,43 @@ class Piecewise:
     def _until(self, ids: Ids, time: Tensor) -> Tensor:
         piece = self._piece(ids, time)
         return self._sums[ids, piece] + self.values[ids, piece] * (time - self.times[ids, piece])
+
+
+class Daily:
+    """v_i(t) for clients that are there for the same share of every day, each from an hour of its own on: `values[i]`
+    then, and 0 for the rest of the day. A client's day begins when it comes, at −`phases[i]` of a day."""
+
+    is_steady = False
+
+    def __init__(self, values: Tensor, phases: Tensor, day: float, share: float) -> None:
+        self.values, self._phases, self._day, self._share = values.double().unsqueeze(-1), phases.double(), day, share
+
+    def at(self, ids: Ids, time: float) -> Tensor:
+        """v_i(time)."""
+        there = self._days(ids, torch.tensor(time, dtype=torch.float64)).frac() < self._share
+        return self.values[ids, 0] * there
+
+    def integral(self, ids: Ids, start: Tensor, stop: float) -> Tensor:
+        """∫ v_i dt from start to stop."""
+        return self.values[ids, 0] * (self._until(ids, torch.full_like(start.double(), stop)) - self._until(ids, start))
+
+    def reached(self, ids: Ids, start: float, amount: Tensor) -> Tensor:
+        """When ∫ v_i dt from `start` comes to the amount."""
+        begun = torch.full((len(ids),), start, dtype=torch.float64)
+        goal = (self._until(ids, begun) + amount.double() / self.values[ids, 0]) / (self._day * self._share)
+        days = goal.ceil() - 1  # whole ones before; at the end of a stay, not at the beginning of the next
+        when = (days + (goal - days) * self._share - self._phases[ids]) * self._day
+        return torch.where(amount > 0, when.maximum(begun), begun)
+
+    def next_rise(self, after: float) -> float:
+        """When some client next comes."""
+        days = self._days(slice(None), torch.tensor(after, dtype=torch.float64))
+        return float(((days.floor() + 1 - self._phases) * self._day).min())
+
+    def _days(self, ids: Ids | slice, time: Tensor) -> Tensor:
+        return time / self._day + self._phases[ids]
+
+    def _until(self, ids: Ids, time: Tensor) -> Tensor:
+        """Time for which clients have been there, since their first day began."""
+        days = self._days(ids, time.double())
+        return self._day * (days.floor() * self._share + days.frac().clamp(max=self._share))

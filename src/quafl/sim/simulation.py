@@ -85,7 +85,7 @@ class Simulation:
         self._task, self._algorithm, self._plan, self._optimizer = task, algorithm, plan, optimizer
         self._judges = torch.linspace(0, clients - 1, min(clients, JUDGES), dtype=torch.float64).long().tolist()
         self._rng, self._clock, self._coders = Generators(plan.seed), VirtualClock(), coders_for(algorithm, codec)
-        speeds, link = world.speeds(clients, self._rng, plan.until), world.link(clients, self._coders)
+        speeds, link = world.speeds(clients, self._rng, plan.until), world.link(clients, self._coders, self._rng)
         self._fleet = SimulatedFleet(
             task,
             optimizer,

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from quafl.core.seams import Counts, Ids
-from quafl.sim.piecewise import Piecewise
+from quafl.sim.piecewise import Daily, Piecewise
 
 
 class Speeds(Protocol):
@@ -43,7 +43,7 @@ def fast_and_slow(clients: int, *, slow: float, means: tuple[float, float] = (2.
 class _Rated:
     """What laws of step times share: v_i(t) steps per time unit; none while a client is away."""
 
-    def __init__(self, rates: Piecewise) -> None:
+    def __init__(self, rates: Piecewise | Daily) -> None:
         self.rates = rates
         self._everybody = torch.arange(len(rates.values))
         self._always = rates.values[:, 0] > 0 if rates.is_steady else None
@@ -67,7 +67,7 @@ class Exponential(_Rated):
     """Step times ~ exp(v), memoryless: the steps completed in a time are Poisson(∫ v dt), and the step under way at a
     contact can be dropped and drawn anew without changing their law."""
 
-    def __init__(self, rates: Piecewise, rng: torch.Generator) -> None:
+    def __init__(self, rates: Piecewise | Daily, rng: torch.Generator) -> None:
         super().__init__(rates)
         self._rng = rng
 

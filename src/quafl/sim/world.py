@@ -14,7 +14,7 @@ from quafl.codec.coders import Coders
 from quafl.core.randomness import Generators, derive
 from quafl.core.seams import Algorithm
 from quafl.sim.link import Link
-from quafl.sim.piecewise import Piecewise
+from quafl.sim.piecewise import Daily, Piecewise
 from quafl.sim.speeds import Constant, Exponential, fast_and_slow, interrupted
 
 Who: TypeAlias = Sequence[int] | Literal["slow", "fast", "all"]
@@ -50,23 +50,32 @@ class World:
     The last round(slow·n) clients are slow. Step times are `fast_step` and `slow_step` in the mean; with `step_range`,
     each client's mean is drawn from it; with a `trace` (a CSV file with the columns client, time, steps_per_second,
     up_bandwidth, down_bandwidth), speeds and bandwidths are the file's, and a client is away until its first line and
-    wherever its speed is 0. An exchange (sit) takes `latency_at_32_bits`·b/32, or with bandwidths (octets per time
-    unit, one for all clients or one each) the time that its octets take.
+    wherever its speed is 0. Speeds have heavy tails with `step_spread` σ (a client's step times are e^(σz) times those,
+    z normal) and `step_tail` a (rank^a times, the ranks drawn: Zipf's law), bandwidths with `bandwidth_spread`
+    (e^(−σz) times). With a `day`, a client is there for `day_share` of every day, from an hour of its own on, which is
+    in the last `day_zones` of a day. An exchange (sit) takes `latency_at_32_bits`·b/32, or with bandwidths (octets per
+    time unit, one for all clients or one each) the time that its octets take.
     """
 
     slow: float = 0.25
     fast_step: float = 2.0
     slow_step: float = 8.0
     step_range: tuple[float, float] | None = None
+    step_spread: float = 0.0
+    step_tail: float = 0.0
     step_law: Literal["exponential", "constant"] = "exponential"
     changes: Sequence[Change] = ()
     absences: Sequence[Absence] = ()
     present_for: float = inf  # mean time until a client leaves, and
     away_for: float = 0.0  # until it comes back; both exponential
+    day: float = 0.0
+    day_share: float = 0.5
+    day_zones: float = 1.0
     trace: Path | None = None
     latency_at_32_bits: float = 10.0
     up_bandwidth: float | Sequence[float] | None = None
     down_bandwidth: float | Sequence[float] | None = None
+    bandwidth_spread: float = 0.0
     link_limited: bool = True  # the server talks to `sampled` clients at a time
     unreachable: float = 0.0  # probability that a contact is lost
 
@@ -77,39 +86,63 @@ class World:
         for name in "fast_step", "slow_step":
             if not 0 < getattr(self, name) < inf:
                 raise ValueError(f"{name} is {getattr(self, name)}, must be positive and finite")
+        for name in "step_spread", "step_tail", "bandwidth_spread", "day", "latency_at_32_bits":
+            if not 0 <= getattr(self, name) < inf:
+                raise ValueError(f"{name} is {getattr(self, name)}, must not be negative, and finite")
+        if not 0 < self.day_share < 1 or not 0 <= self.day_zones <= 1:
+            raise ValueError(
+                f"day_share is {self.day_share} and day_zones {self.day_zones}: must be shares of a day, the first "
+                f"between 0 and 1"
+            )
         if self.step_law not in ("exponential", "constant"):
             raise ValueError(f"step_law is {self.step_law!r}, must be 'exponential' or 'constant'")
-        if not 0 <= self.latency_at_32_bits < inf:
-            raise ValueError(f"latency_at_32_bits is {self.latency_at_32_bits}, must not be negative, and finite")
+        self._check_presence()
+        spread = self.step_spread or self.step_tail or self.bandwidth_spread
+        if self.trace is not None and (self.step_range is not None or self.changes or spread):
+            raise ValueError(
+                "a trace says how fast the clients are; give it without step_range, changes, spreads and tails"
+            )
+        if self.bandwidth_spread and self.up_bandwidth is None:
+            raise ValueError("bandwidth_spread needs up_bandwidth and down_bandwidth, which it spreads")
+
+    def _check_presence(self) -> None:
         leaves, returns = self.present_for < inf, self.away_for > 0
         if leaves != returns or not self.present_for > 0 or not 0 <= self.away_for < inf:
             raise ValueError(
                 f"present_for is {self.present_for} and away_for {self.away_for}: give both, positive and finite, or "
                 f"neither"
             )
-        if self.trace is not None and (self.step_range is not None or self.changes):
-            raise ValueError("a trace says how fast the clients are; give it without step_range and changes")
+        if self.day and (self.trace is not None or self.changes or self.absences or returns):
+            raise ValueError("a day says when clients are there; give it without trace, changes, absences, present_for")
 
     def speeds(self, clients: int, rng: Generators, until: float) -> Exponential | Constant:
         """The law of the step times; comings and goings are drawn up to `until`."""
-        steady = self.trace is None and not self.changes and not self.absences and self.present_for == inf
-        rates = (
-            Piecewise.steady(1 / self._means(clients, rng).double())
-            if steady
-            else Piecewise.of(self._rates(clients, rng, until))
-        )
+        rates: Piecewise | Daily
+        if self.day:
+            phases = self.day_zones * torch.rand(clients, generator=rng["days of clients"], dtype=torch.float64)
+            rates = Daily(1 / self._means(clients, rng).double(), phases, self.day, self.day_share)
+        elif self.trace is None and not self.changes and not self.absences and self.present_for == inf:
+            rates = Piecewise.steady(1 / self._means(clients, rng).double())
+        else:
+            rates = Piecewise.of(self._rates(clients, rng, until))
         return Exponential(rates, rng["speeds"]) if self.step_law == "exponential" else Constant(rates)
 
-    def link(self, clients: int, coders: Coders) -> Link:
-        """sit: the paper's 10·b/32, for the mean b of the two directions, or what bandwidths make of the octets."""
+    def link(self, clients: int, coders: Coders, rng: Generators | None = None) -> Link:
+        """sit: the paper's 10·b/32, for the mean b of the two directions, or what bandwidths make of the octets; they
+        differ by their spread where there is an `rng`."""
         if self.trace is not None:
             lines = _read_trace(self.trace, clients)
             up = Piecewise.of([_from_zero([(time, up) for time, _, up, _ in mine]) for mine in lines])
             down = Piecewise.of([_from_zero([(time, down) for time, _, _, down in mine]) for mine in lines])
             return Link(0.0, down=down, up=up)
         if self.up_bandwidth is not None and self.down_bandwidth is not None:
-            down = Piecewise.steady(_each(self.down_bandwidth, clients, "down_bandwidth"))
-            return Link(0.0, down=down, up=Piecewise.steady(_each(self.up_bandwidth, clients, "up_bandwidth")))
+            octets_down = _each(self.down_bandwidth, clients, "down_bandwidth")
+            octets_up = _each(self.up_bandwidth, clients, "up_bandwidth")
+            factor = torch.ones(())
+            if self.bandwidth_spread and rng is not None:
+                factor = torch.exp(-self.bandwidth_spread * _normal(clients, rng["bandwidths of clients"]))
+            down, up = (Piecewise.steady(factor * octets) for octets in (octets_down, octets_up))
+            return Link(0.0, down=down, up=up)
         if self.up_bandwidth is not None or self.down_bandwidth is not None:
             raise ValueError("only one of up_bandwidth and down_bandwidth is given; give both, or neither")
         return Link(self.latency_at_32_bits * (coders.up.total_bits + coders.down.total_bits) / 64)
@@ -118,7 +151,7 @@ class World:
         """H_i in closed form, where it exists: contacts at random, in rounds of equal length, of clients that never
         change."""
         speeds, link = self.speeds(clients, rng, until=0.0), self.link(clients, coders)
-        changing = speeds.rates.values.shape[-1] > 1 or self.present_for < inf
+        changing = not speeds.rates.is_steady or self.present_for < inf
         if changing or link.up is not None or self.unreachable:
             raise ValueError(
                 "the expected numbers of steps have no closed form when speeds change, clients come and go, contacts "
@@ -147,11 +180,18 @@ class World:
     def _means(self, clients: int, rng: Generators) -> Tensor:
         """Of each client's step times, at first."""
         if self.step_range is None:
-            return fast_and_slow(clients, slow=self.slow, means=(self.fast_step, self.slow_step))
-        low, high = self.step_range
-        if not 0 < low <= high:
-            raise ValueError(f"step_range is {self.step_range}, must be two positive numbers, the smaller first")
-        return low + (high - low) * torch.rand(clients, generator=rng["speeds of clients"], dtype=torch.float64)
+            means = fast_and_slow(clients, slow=self.slow, means=(self.fast_step, self.slow_step))
+        else:
+            low, high = self.step_range
+            if not 0 < low <= high:
+                raise ValueError(f"step_range is {self.step_range}, must be two positive numbers, the smaller first")
+            means = low + (high - low) * torch.rand(clients, generator=rng["speeds of clients"], dtype=torch.float64)
+        if self.step_spread:
+            means = means * torch.exp(self.step_spread * _normal(clients, rng["spread of clients"]))
+        if self.step_tail:
+            ranks = 1 + torch.randperm(clients, generator=rng["ranks of clients"])
+            means = means * ranks.double() ** self.step_tail
+        return means
 
     def _absences(self, clients: int, rng: Generators, until: float) -> list[Pieces]:
         away: list[Pieces] = [[] for _ in range(clients)]
@@ -187,6 +227,10 @@ class World:
         if strange is not None:
             raise ValueError(f"there is no client {strange}; the {clients} clients are numbered from 0")
         return chosen
+
+
+def _normal(clients: int, generator: torch.Generator) -> Tensor:
+    return torch.randn(clients, generator=generator, dtype=torch.float64)
 
 
 def _disjoint(absences: Pieces) -> Pieces:
