@@ -20,9 +20,19 @@ OWN = {
     "rehearsal": {"rehearsal", "core", "codec", "protocol", "tasks"},
     "settings": {"settings", "core", "codec", "protocol", "tasks", "sim", "deploy"},
     "run": {"run", "core", "codec", "protocol", "tasks", "record", "sim", "deploy", "settings"},
-    "cli": {"cli", "run", "record", "settings", "tasks", "deploy.provision", "deploy.certificates", "version"},
+    "cli": {
+        "cli",
+        "run",
+        "record",
+        "settings",
+        "tasks",
+        "theory",
+        "deploy.provision",
+        "deploy.certificates",
+        "version",
+    },
     "testing": {"testing", "core", "codec", "tasks", "record", "sim"},
-    "theory": {"theory"},
+    "theory": {"theory", "core", "codec", "tasks", "record", "sim", "settings"},
     "version": set(),
     "__init__": {"core", "codec", "sim", "tasks", "record", "settings", "run", "version"},  # lazily
 }
@@ -39,7 +49,7 @@ FOREIGN = {
     "run": {"torch", "safetensors", "tomli_w", "rich", "pandas", "ray", "optuna", "mlflow", "wandb"},
     "cli": {"typer", "rich", "safetensors"},
     "testing": {"torch"},
-    "theory": set(),
+    "theory": {"torch"},
     "version": set(),
     "__init__": set(),
 }
