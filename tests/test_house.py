@@ -61,6 +61,7 @@ MAY_NAME_ALGORITHMS = {
     "__init__.py",
     "settings/algorithms.py",
     "record/plots.py",  # one colour per label, everywhere
+    "theory/advice.py",  # which of them to use
     "rehearsal/cast.py",  # the list of all that is rehearsed
 }
 FILES = sorted(PACKAGE.rglob("*.py"))

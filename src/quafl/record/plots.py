@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 from numpy.typing import NDArray
 
+from quafl.record.diagnostics import least_contraction
 from quafl.record.rows import Row
 from quafl.record.summary import Curve, sent
 
@@ -173,6 +174,20 @@ def points(rows: Sequence[Row], x: Axis, y: Axis) -> tuple[Numbers, Numbers]:
     stands = np.flatnonzero(np.diff([row["round"] for row in rows]) == 1) + 1
     before = np.nextafter(places[stands], -np.inf)
     return np.insert(places, stands, before), np.insert(values, stands, values[stands - 1])
+
+
+def draw_potential(curves: Sequence[Curve], clients: int) -> Picture:
+    """Φ_t of each curve, and what is left of the largest one if each round takes away no more than the lemma says."""
+    picture = draw(curves, ROUNDS, Axis("potential Φ", lambda row: row["potential"]), log=True)
+    every = [row for curve in curves for rows in curve.seeds.values() for row in rows]
+    top = max(every, key=lambda row: row["potential"], default=None)
+    if top is not None and top["potential"] > 0:
+        axes = picture.axes[0]
+        rounds = np.linspace(top["round"], max(row["round"] for row in every), PLACES)
+        left = top["potential"] * (1 - least_contraction(clients)) ** (rounds - top["round"])
+        axes.plot(rounds, left, color="#999999", linestyle="--", linewidth=1.0, label="the lemma's 1 − 1/(4n) a round")
+        axes.legend(frameon=False)
+    return picture
 
 
 def to_svg(figure: Figure) -> str:

@@ -1,5 +1,9 @@
 """How much nearer a round brings all models when nobody takes a step: exactly, and as the lemma says."""
 
+from quafl.record.diagnostics import least_contraction as lemma
+
+__all__ = ["clients_apart", "contraction", "lemma", "potential_after", "server_apart"]
+
 
 def contraction(clients: int, sampled: int) -> float:
     """The least 1 − E[Φ_{t+1}]/Φ_t over all positions of n+1 models, when s of n clients are contacted, nobody has
@@ -28,11 +32,6 @@ def clients_apart(n: int, s: int) -> float:
 def server_apart(n: int, s: int) -> float:
     """E[Φ_{t+1}]/Φ_t where all clients are at one point: (n−s)/(n(s+1)), whoever is contacted."""
     return (n - s) / (n * (s + 1))
-
-
-def lemma(clients: int) -> float:
-    """1/(4n): what Lemma "lem:PhiBoundPerStepAsyncT" promises."""
-    return 1 / (4 * clients)
 
 
 def potential_after(
