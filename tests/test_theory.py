@@ -244,6 +244,23 @@ def test_with_exact_gradients_the_trajectory_is_the_linear_recursion(sampled: in
     assert now.mean.std() > 0.1, "models that are all the same show nothing"
 
 
+def test_with_weights_the_trajectory_is_the_recursion_with_damped_progress() -> None:
+    """η_i = min(1, H_min/H_i), where H_min is the smallest speed that has been told so far."""
+    laws = laws_of(TIMES, 2, 2.0, 3, "exponential")
+    speeds = torch.tensor([one.expected_steps for one in laws])
+    given = {"expected_steps": speeds, "contacts": torch.full((4,), 2**40)}
+    w = polled(QuAFL(sampled=2, local_steps=3, weighted=True), TIMES, centers=CENTERS, latency=2.0, given=given)
+    theory = Linear(CENTERS, 2, rate=0.1, curvature=1.0)
+    now, told = theory.start(w.start.model), float("inf")
+    for state in islice(w.states(), 60):
+        damping = tuple(min(1.0, told / speed) for speed in speeds.tolist())
+        now = replace(theory, damping=damping).contact(now, *heard(w)[-1])
+        told = min([told, *speeds[heard(w)[-1][0]].tolist()])
+        everybody = torch.cat((state.model.unsqueeze(0), w.bases())).double()
+        torch.testing.assert_close(everybody, now.mean, rtol=1e-5, atol=1e-5)
+    assert min(damping) < 0.4, "some progress was damped"
+
+
 def test_with_noise_mean_and_variance_over_seeds_are_those_computed() -> None:
     """The coordinates of a quadratic with one curvature are runs with noise of their own: 6 seeds of 500."""
     dim, rounds, noise = 500, 15, 40.0

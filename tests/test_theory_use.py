@@ -234,6 +234,10 @@ def test_a_wait_is_advised_where_most_contacts_find_nothing() -> None:
     assert wait(fast_step=200.0, slow_step=400.0) > 0
 
 
+def test_a_wait_that_was_set_does_not_change_the_advice() -> None:
+    assert advise(settings(algorithm={"wait": 30.0})).toml() == advise(settings()).toml()
+
+
 def test_the_advice_is_printed_with_what_it_rests_on_and_as_json(tmp_path: Path) -> None:
     (tmp_path / "my.toml").write_text(FILE, encoding="utf-8")
     shown = CliRunner().invoke(app, ["advise", str(tmp_path / "my.toml")])

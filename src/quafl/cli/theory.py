@@ -82,7 +82,8 @@ def advise(
     source: Source,
     only: Which = None,
     at_most: Annotated[
-        int | None, typer.Option(min=1, help="Clients that may be contacted at a time; by default half of them.")
+        int | None,
+        typer.Option(min=1, help="Clients that may be contacted at a time; by default half of them, five at least."),
     ] = None,
     set_: Changes = None,
     json_: Json = False,

@@ -67,9 +67,11 @@ class Advice:
 
 
 def advise(settings: Settings, at_most: int | None = None) -> Advice:
-    """For a curve; `at_most` clients may be contacted at a time, by default half of them."""
+    """For a curve; `at_most` clients may be contacted at a time, by default half of them, or five if that is more."""
     case, n = case_of(settings), settings.clients.count
-    most = max(1, min(n, at_most or n // 2))
+    most = max(1, min(n, at_most or max(5, n // 2)))
+    if hasattr(settings.algorithm, "wait"):
+        settings = _with(settings, Reason("algorithm.wait", 0.0, "", ""))  # until there is a reason for one
     bits = _bits(case, settings)
     settings = _with(settings, bits)
     name = _algorithm(case, settings)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from itertools import islice
+from pathlib import Path
 from statistics import mean
 from typing import Any
 
@@ -19,6 +20,7 @@ from quafl.settings.base import SettingsError
 from quafl.settings.curve import Settings
 from quafl.sim.clock import VirtualClock
 from quafl.sim.fleet import SimulatedFleet
+from quafl.tasks import own
 from quafl.tasks.precision import one_thread
 from quafl.theory.parameters import Problem
 from quafl.theory.polling import Polling, polling
@@ -52,6 +54,7 @@ class Case:
 def case_of(settings: Settings, *, rounds: int | None = None) -> Case:
     """The curve as if it were run by the paper's algorithm with weights, with its s, K and wait; `rounds` in place of
     those that its time allows."""
+    own.reach(map(Path, settings.modules or []))
     task = settings.task.build(settings.clients, settings.run, settings.run.seeds[0])
     algorithm = polled(settings)
     model, buffers = task.initial()
@@ -78,8 +81,8 @@ def case_of(settings: Settings, *, rounds: int | None = None) -> Case:
 
 def polled(settings: Settings) -> Algorithm:
     """The paper's algorithm, with weights, as a curve's own algorithm is set."""
-    own = settings.algorithm.build()
-    same: dict[str, Any] = {"sampled": own.sampled, "local_steps": own.local_steps, "wait": own.wait}
+    one = settings.algorithm.build()
+    same: dict[str, Any] = {"sampled": one.sampled, "local_steps": one.local_steps, "wait": one.wait}
     return DEFAULT.model_copy(update={**same, "weighted": True}).build()
 
 
