@@ -181,10 +181,9 @@ def test_the_report_has_the_potential_beside_the_lemma_where_it_was_recorded() -
     run = {"target": 0.9, "metric": "accuracy", "lower_is_better": False, "seeds": [0]}
     curve = Curve("QuAFL", {0: rows}, {"run": run, "clients": {"count": 6}}, {"quafl": "0"})
     line = draw_potential([curve], 6).axes[0].lines[-1]
-    top = max(rows, key=lambda row: row["potential"])
-    rounds = rows[-1]["round"] - top["round"]
-    assert line.get_ydata()[0] == pytest.approx(top["potential"])  # type: ignore[index]
-    assert line.get_ydata()[-1] == pytest.approx(top["potential"] * (1 - 1 / 24) ** rounds)  # type: ignore[index]
+    top, rounds = max(row["potential"] for row in rows), rows[-1]["round"]
+    assert line.get_ydata()[0] == pytest.approx(top)  # type: ignore[index]
+    assert line.get_ydata()[-1] == pytest.approx(top * (1 - 1 / 24) ** rounds)  # type: ignore[index]
     title = "How far apart the models are"
     assert title in report.page([curve])
     without = [{name: value for name, value in row.items() if name != "potential"} for row in rows]

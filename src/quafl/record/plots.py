@@ -177,16 +177,16 @@ def points(rows: Sequence[Row], x: Axis, y: Axis) -> tuple[Numbers, Numbers]:
 
 
 def draw_potential(curves: Sequence[Curve], clients: int) -> Picture:
-    """Φ_t of each curve, and what is left of the largest one if each round takes away no more than the lemma says."""
-    picture = draw(curves, ROUNDS, Axis("potential Φ", lambda row: row["potential"]), log=True)
+    """Φ_t of each curve; and how the largest one would fall if each round took away no more than the lemma says, and
+    nobody moved."""
+    picture = draw(curves, ROUNDS, Axis("potential Φ", lambda row: row["potential"]))
     every = [row for curve in curves for rows in curve.seeds.values() for row in rows]
-    top = max(every, key=lambda row: row["potential"], default=None)
-    if top is not None and top["potential"] > 0:
-        axes = picture.axes[0]
-        rounds = np.linspace(top["round"], max(row["round"] for row in every), PLACES)
-        left = top["potential"] * (1 - least_contraction(clients)) ** (rounds - top["round"])
-        axes.plot(rounds, left, color="#999999", linestyle="--", linewidth=1.0, label="the lemma's 1 − 1/(4n) a round")
-        axes.legend(frameon=False)
+    top, last = (max((row[name] for row in every), default=0.0) for name in ("potential", "round"))
+    axes, rounds = picture.axes[0], np.linspace(0, last, PLACES)
+    left = top * (1 - least_contraction(clients)) ** rounds
+    axes.plot(rounds, left, color="#999999", linestyle="--", linewidth=1.0, label="lemma: 1 − 1/(4n) a round")
+    axes.set_ylim(0, 1.05 * top or 1.0)
+    axes.legend(frameon=False)
     return picture
 
 

@@ -161,8 +161,8 @@ def _apart(curves: Sequence[Curve]) -> str:
         return ""
     figure = plots.to_svg(plots.draw_potential(recorded, clients))
     return f"""<h2>How far apart the models are</h2>
-<figure>{figure}<figcaption>Φ = ‖X − μ‖² + Σ‖X_i − μ‖² over the server's and the clients' models. Where nobody
-moves, a round takes away at least the share of the dashed line; local steps and quantization add to it.</figcaption>
+<figure>{figure}<figcaption>Φ = ‖X − μ‖² + Σ‖X_i − μ‖² over the server's and the clients' models. The dashed line
+is how the largest value would fall by the lemma, if nobody moved; local steps and quantization add to Φ.</figcaption>
 </figure>"""
 
 
