@@ -119,7 +119,7 @@ def test_report_joins_folders_at_any_depth(two_curves: Path, tmp_path: Path) -> 
     done = CliRunner().invoke(app, ["report", str(two_curves), "--out", str(tmp_path / "page.html")])
     assert done.exit_code == 0, done.output
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert page.count("<figure>") == 4
+    assert page.count("<figure>") == 5, "four panels, and the potential, which these curves have recorded"
     assert "FedAvg" in page
     assert not re.search(r"<link|<img|src=|@import|url\(.?http|fetch\(|import\(", page)  # nothing is fetched
 

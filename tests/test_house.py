@@ -20,9 +20,19 @@ OWN = {
     "rehearsal": {"rehearsal", "core", "codec", "protocol", "tasks"},
     "settings": {"settings", "core", "codec", "protocol", "tasks", "sim", "deploy"},
     "run": {"run", "core", "codec", "protocol", "tasks", "record", "sim", "deploy", "settings"},
-    "cli": {"cli", "run", "record", "settings", "tasks", "deploy.provision", "deploy.certificates", "version"},
+    "cli": {
+        "cli",
+        "run",
+        "record",
+        "settings",
+        "tasks",
+        "theory",
+        "deploy.provision",
+        "deploy.certificates",
+        "version",
+    },
     "testing": {"testing", "core", "codec", "tasks", "record", "sim"},
-    "theory": {"theory"},
+    "theory": {"theory", "core", "codec", "tasks", "record", "sim", "settings"},
     "bridges": {"bridges", "core", "codec"},
     "version": set(),
     "__init__": {"core", "codec", "sim", "tasks", "record", "settings", "run", "version"},  # lazily
@@ -40,7 +50,7 @@ FOREIGN = {
     "run": {"torch", "safetensors", "tomli_w", "rich", "pandas", "ray", "optuna", "mlflow", "wandb"},
     "cli": {"typer", "rich", "safetensors"},
     "testing": {"torch"},
-    "theory": set(),
+    "theory": {"torch"},
     "bridges": {"torch", "numpy", "flwr", "nvflare"},
     "version": set(),
     "__init__": set(),
@@ -54,6 +64,7 @@ MAY_NAME_ALGORITHMS = {
     "settings/algorithms.py",
     "record/plots.py",  # one colour per label, everywhere
     "bridges/flower/federated.py",  # Flower's own class of that name
+    "theory/advice.py",  # which of them to use
     "rehearsal/cast.py",  # the list of all that is rehearsed
 }
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -32,6 +32,8 @@ COMMANDS = {
         "figures", "Reproduce figures: their runs, their pictures, and whether their claims hold.", _DRAWS
     ),
     "tune": _Command("figures", "Try learning rates, judged on a part of the training set.", _DRAWS),
+    "theory": _Command("theory", "What the paper's theorems say of an experiment."),
+    "advise": _Command("theory", "Which algorithm, s, wait, K and bits to try first, and what each of them rests on."),
     "list": _Command("machine", "Show what can be named: experiments, figures, regimes, algorithms, codecs and tasks."),
     "doctor": _Command("machine", "Look at this machine: versions, devices, kernels, data, extras."),
     "federation": _Command("federation", "Real federations: who is in, and who is there."),

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 from numpy.typing import NDArray
 
+from quafl.record.diagnostics import least_contraction
 from quafl.record.rows import Row
 from quafl.record.summary import Curve, sent
 
@@ -173,6 +174,20 @@ def points(rows: Sequence[Row], x: Axis, y: Axis) -> tuple[Numbers, Numbers]:
     stands = np.flatnonzero(np.diff([row["round"] for row in rows]) == 1) + 1
     before = np.nextafter(places[stands], -np.inf)
     return np.insert(places, stands, before), np.insert(values, stands, values[stands - 1])
+
+
+def draw_potential(curves: Sequence[Curve], clients: int) -> Picture:
+    """Φ_t of each curve; and how the largest one would fall if each round took away no more than the lemma says, and
+    nobody moved."""
+    picture = draw(curves, ROUNDS, Axis("potential Φ", lambda row: row["potential"]))
+    every = [row for curve in curves for rows in curve.seeds.values() for row in rows]
+    top, last = (max((row[name] for row in every), default=0.0) for name in ("potential", "round"))
+    axes, rounds = picture.axes[0], np.linspace(0, last, PLACES)
+    left = top * (1 - least_contraction(clients)) ** rounds
+    axes.plot(rounds, left, color="#999999", linestyle="--", linewidth=1.0, label="lemma: 1 − 1/(4n) a round")
+    axes.set_ylim(0, 1.05 * top or 1.0)
+    axes.legend(frameon=False)
+    return picture
 
 
 def to_svg(figure: Figure) -> str:

@@ -142,6 +142,7 @@ decode at first and was refined.</p>
 <div id="legend"></div><div id="tools"></div><div id="panels"></div></div>
 <div class="still">{"".join(_picture(curves, panel) for panel in panels)}</div>
 <p class="small">{bands}The thin dashed line is the target.</p>
+{_apart(curves)}
 {_at_clients(curves)}
 {"".join(company(curve.label, curve.attendance) for curve in curves if curve.attendance is not None)}
 <h2>Settings</h2>
@@ -150,6 +151,19 @@ decode at first and was refined.</p>
 {script()}
 </body></html>
 """
+
+
+def _apart(curves: Sequence[Curve]) -> str:
+    """Φ_t beside the lemma's contraction, of curves that have recorded it."""
+    recorded = [curve for curve in curves if all("potential" in rows[0] for rows in curve.seeds.values())]
+    counts = {curve.settings["clients"].get("count") for curve in recorded}
+    if len(counts) != 1 or not isinstance(clients := counts.pop(), int):
+        return ""
+    figure = plots.to_svg(plots.draw_potential(recorded, clients))
+    return f"""<h2>How far apart the models are</h2>
+<figure>{figure}<figcaption>Φ = ‖X − μ‖² + Σ‖X_i − μ‖² over the server's and the clients' models. The dashed line
+is how the largest value would fall by the lemma, if nobody moved; local steps and quantization add to Φ.</figcaption>
+</figure>"""
 
 
 def _at_clients(curves: Sequence[Curve]) -> str:

@@ -112,7 +112,7 @@ class Run(Section):
     per_client: bool = False  # clients judge, too, each by data of its own: means, spread, 10th percentile, worst
     personal_steps: int = Field(default=0, ge=0)  # by which each client makes the model its own, and judges it
     per_class: bool = False  # the metric on each class
-    potential: bool = False  # record Φ_t
+    potential: bool = False  # record Φ_t, how far X_t is from μ_t, and the loss of μ_t
     average: NotNegative = 0.0  # time constant of the average of models that is evaluated and exported; 0: none
     device: str = "cpu"  # or "cuda", "cuda:1": where models, data and messages are
     executor: ExecutorName = "auto"  # how local steps are computed; on a GPU, what a measurement finds fastest

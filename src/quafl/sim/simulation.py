@@ -13,7 +13,7 @@ from quafl.codec.seams import Codec, Codecs
 from quafl.core.judgement import judged
 from quafl.core.randomness import Generators
 from quafl.core.seams import Algorithm, Optimizer, Score, ServerState, Task, Totals
-from quafl.record.diagnostics import potential
+from quafl.record.diagnostics import mean_model, potential
 from quafl.record.evaluations import Evaluations, Standing
 from quafl.record.rows import Row, is_as_good
 from quafl.sim.checks import check_parts
@@ -34,7 +34,7 @@ class Plan:
     seed: int = 0
     metric: str = "accuracy"  # that the best model is chosen by; the loss where a task does not have it
     lower_is_better: bool = False  # of the metric; of the loss it always is
-    potential: bool = False  # record Φ_t
+    potential: bool = False  # record Φ_t, how far X_t is from μ_t, and the loss of μ_t
     per_client: bool = False  # clients judge, too, each by data of its own
     personal_steps: int = 0  # local steps by which each makes the model its own, which it then judges as well
     average: float = 0.0  # time constant of the average of models that is evaluated; 0: the model itself is
@@ -100,6 +100,8 @@ class Simulation:
             given=given,
             executor=executor,
         )
+        self._spread: dict[str, float] = {}  # of all models, if it is wanted
+        self._mean: Tensor | None = None  # μ_t, likewise
         self._reach(self.server)
         self._evaluated, self._still = False, 0
 
@@ -172,6 +174,7 @@ class Simulation:
             "evaluations": self._evaluations.state(),
             "totals": asdict(self._totals),
             "spread": self._spread,
+            "mean": self._mean,
             "evaluated": self._evaluated,
             "still": self._still,
         }
@@ -183,17 +186,23 @@ class Simulation:
         self._clock.restore(state["clock"])
         self._rng.restore(state["rng"])
         self._fleet.restore(state["fleet"])
-        self._totals, self._spread = Totals(**state["totals"]), state["spread"]
+        self._totals, self._spread, self._mean = Totals(**state["totals"]), state["spread"], state["mean"]
         self._evaluated, self._still = state["evaluated"], state["still"]
 
     def _reach(self, state: ServerState) -> None:
         """Where the run stands after a round."""
         self._evaluations.reach(self._clock.now(), state)
         self.server, self._totals = state, replace(self._fleet.totals)
-        self._spread = potential(state.model, self._fleet.clients.everybody().base) if self._plan.potential else None
+        if self._plan.potential:
+            bases = self._fleet.clients.everybody().base
+            self._mean = mean_model(state.model, bases)
+            apart = float((state.model - self._mean).square().sum())
+            self._spread = {"potential": potential(state.model, bases), "server_apart": apart}
 
     def _evaluate(self) -> Row:
-        more = {} if self._spread is None else {"potential": self._spread}
+        more = dict(self._spread)
+        if self._mean is not None and "loss" in (score := self._task.evaluate(self._mean, self.server.buffers)):
+            more["mean_model_loss"] = float(score["loss"])
         row = self._evaluations.conclude(self._evaluations.begin(self._totals), self._judged(), **more)
         self._evaluated = True
         return row
