@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,12 @@ from quafl.codec.seams import WireError
 from quafl.core.judgement import across, judged, weighted
 from quafl.core.optim import sgd
 from quafl.core.quafl import QuAFL
+from quafl.core.seams import Totals
 from quafl.deploy import provision
 from quafl.protocol.judging import score_from, score_to_bytes
 from quafl.protocol.messages import Evaluate, Evaluated, as_text, model_from, to_bytes
 from quafl.record import report
+from quafl.record.evaluations import Evaluations
 from quafl.record.summary import read_curve
 from quafl.tasks import Quadratic
 
@@ -98,6 +101,7 @@ def test_who_cannot_judge_says_why_and_nobody_waits_for_who_is_not_there() -> No
         ({"loss": "low", "examples": 3}, "judges the model by 'loss' = 'low', must be a finite number"),
         ({"loss": float("nan"), "examples": 3}, "must be a finite number"),
         ({"loss": True, "examples": 3}, "must be a finite number"),
+        ({"loss": 10**400, "examples": 3}, "must be a finite number"),
         ({"loss": 1.0}, "judges by 0 examples"),
         ({"loss": 1.0, "examples": 10**12}, "judges by 1000000000000 examples, must be from 1 to"),
         ({"x" * 200: 1.0, "examples": 1}, "with short names"),
@@ -117,11 +121,12 @@ def test_a_score_that_cannot_be_is_not_believed(said: dict[str, Any], why: str) 
     made.server.do(lambda machine: machine.judge(machine.server.model, machine.server.buffers))
     made.until(lambda: made.machine.judgement.is_over)
     assert not made.machine.judgement.scores
-    assert made.machine.members["liar"].dropped == 1
+    assert "liar" in made.server.said[-1]
+    assert made.machine.members["liar"].faults == 0  # nobody is left out of the training for that
 
 
-def test_a_loss_that_is_no_number_is_no_score_and_another_measure_is_left_out() -> None:
-    assert score_from(score_to_bytes({"loss": float("nan"), "examples": 3.0})) is None
+def test_measures_that_are_no_numbers_are_left_out() -> None:
+    assert score_from(score_to_bytes({"loss": float("nan"), "examples": 3.0})) == {"examples": 3}
     assert score_from(score_to_bytes({"loss": 1.0, "f1": float("nan"), "examples": 3.0})) == {
         "loss": 1.0,
         "examples": 3,
@@ -145,6 +150,38 @@ def test_scores_of_clients_come_to_their_mean_spread_tenth_and_worst() -> None:
     assert found["accuracy_clients_worst"] == 0.0
     assert found["accuracy_clients_spread"] == pytest.approx(0.1**0.5)
     assert weighted(scores)["loss"] == pytest.approx(55 / 20)
+
+
+def test_who_answers_first_does_not_decide_what_is_measured() -> None:
+    both = {"loss": 1.0, "accuracy": 0.5, "examples": 2.0}
+    for odd in {"loss": 9.0, "examples": 1.0}, {"examples": 1.0}, {**both, "f1": 0.1}, {**both, "accuracy": nan}:
+        found = across([odd, both, both])
+        assert found["accuracy_clients_mean"] == 0.5
+        assert "f1_clients_mean" not in found  # of a lone one
+    assert weighted([{"loss": 3.0, "examples": 1.0}, both])["loss"] == pytest.approx(5 / 3)
+
+
+def test_what_clients_say_does_not_end_a_run_and_takes_no_column_of_others() -> None:
+    task = quafl.Local(nn.Linear(4, 2)).build()
+    state = QuAFL().start(*task.initial())
+    made = Evaluations(task, state, every=1.0, seed=0, metric="accuracy", lower_is_better=False, trains=False)
+    fine = {"loss": 0.7, "accuracy": 0.5, "round": 77.0, "examples": 2.0}
+    first = made.conclude(made.begin(Totals()), {"a": fine, "b": fine})
+    assert (first["round"], first["accuracy"], first["clients_judging"]) == (0, 0.5, 2)
+    huge = {"loss": 1e29, "accuracy": 0.5, "examples": 1e9}
+    assert made.conclude(made.begin(Totals()), {"a": fine, "liar": huge})["clients_judging"] == 2
+    assert "loss" not in made.conclude(made.begin(Totals()), {})
+    with pytest.raises(ValueError, match="does not say by how many examples"):
+        judged(Counting(torch.ones(2), torch.ones(1, 2)), 0, torch.ones(2), torch.empty(0), optimizer=sgd(0.1))
+
+
+class Counting(Quadratic):
+    """It forgets to."""
+
+    __slots__ = ()
+
+    def judge(self, client: int, model: Any, buffers: Any) -> Any:
+        return {"loss": torch.tensor(0.5)}
 
 
 def brought(name: str) -> quafl.Local:

@@ -174,7 +174,9 @@ class QuAFLDecoder(DXOFilter):
             sender.heard(node, WEIGHTS, str(said.get("heard", "")))
             if kind == DataKind.WEIGHT_DIFF:
                 return _displacement(entries, octets)
-            return sender.receive(node, WEIGHTS, octets)
+            weights = sender.receive(node, WEIGHTS, octets)
+            sender.answered(node)
+            return weights
 
     def _task(
         self, said: dict[str, Any], entries: list[_Entry], octets: bytes, data: dict[str, Any], fl_ctx: FLContext

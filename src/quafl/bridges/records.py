@@ -26,6 +26,7 @@ Weights: TypeAlias = Mapping[str, Tensor]  # floating-point ones, by name, in th
 FULL, NEAR, SAME = "full", "near", "same"  # how a record comes: as it is, by the lattice, or not at all, being there
 AS_IT_IS = "neither float32 nor float16"  # in place of the dtype of an array that is not encoded
 SLACK = 1.1  # for the distance to a client's model, which a sketch knows to about 4 %
+MOST_OWED = 8  # models, from which answers may be differences
 FEWEST_DOWN = 3  # bits of a lattice whose error is smaller than the distance, where nobody can ask for more
 
 
@@ -166,7 +167,8 @@ class Sender:
         if known not in made.sent:
             made.sent[known] = self._make(known, version, layout, source, weights)
         sent = made.sent[known]
-        self._owed[node, key] = sent.name
+        self._owed.pop((node, key), None)
+        self._owed[node, key] = sent.name  # the last one
         self._drop_what_nobody_needs()
         return sent
 
@@ -184,13 +186,17 @@ class Sender:
         """What the client was sent last, as it decodes it."""
         name = self._owed.get((node, key))
         if name is None:
-            raise DecodeError(f"an answer about {key!r}, of which this client was sent nothing")
+            raise DecodeError(f"an answer about {key!r}, of which this client was sent nothing, or long ago")
         return self._references[name]
 
     def receive(self, node: int | str, key: str, octets: bytes) -> dict[str, Tensor]:
         """The client's weights, or DecodeError: a difference from something else than what it was sent last."""
         reference = self.reference(node, key)
         return dict(decode(octets, near=reference))
+
+    def answered(self, node: int | str) -> None:
+        """A client owes nothing any more."""
+        self._owed = {mine: name for mine, name in self._owed.items() if mine[0] != node}
 
     def _make(self, known: str, version: Version | None, layout: str, source: str, weights: Weights) -> Sent:
         """And whoever has it then is known to have it."""
@@ -212,6 +218,8 @@ class Sender:
         return sent
 
     def _drop_what_nobody_needs(self) -> None:
+        waited_for = list(dict.fromkeys(self._owed.values()))[-MOST_OWED:]  # clients that are silent for long are not
+        self._owed = {mine: name for mine, name in self._owed.items() if name in waited_for}
         latest = {sent.name for made in self._made.values() for sent in made.sent.values()}
         owed = latest.union(self._owed.values())
         self._references = {name: kept for name, kept in self._references.items() if name in owed}

@@ -1,6 +1,7 @@
 """How good a model is at the clients' own places: each one's score, and what those of many come to."""
 
 from collections.abc import Iterable, Iterator
+from math import isfinite, nan
 
 import torch
 from torch import Tensor
@@ -21,11 +22,15 @@ def judged(
     judge = getattr(task, "judge", None)
     if judge is None:
         raise ValueError(f"{type(task).__name__} has no `judge`, and so cannot be evaluated at its clients")
-    score: Score | None = judge(client, model, buffers)
-    if score is None or not personal_steps:
-        return score
-    own = judge(client, *personalised(task, client, model, buffers, optimizer, personal_steps))
-    return {**score, **{PERSONAL + name: value for name, value in own.items() if name != EXAMPLES}}
+    score = judge(client, model, buffers)
+    if score is None:
+        return None
+    if not score.get(EXAMPLES, 0) > 0:
+        raise ValueError(f"{type(task).__name__}.judge does not say by how many examples; put them under {EXAMPLES!r}")
+    if personal_steps:
+        own = judge(client, *personalised(task, client, model, buffers, optimizer, personal_steps))
+        score = {**score, **{PERSONAL + name: value for name, value in own.items() if name != EXAMPLES}}
+    return {name: float(value) for name, value in score.items()}
 
 
 def personalised(
@@ -54,30 +59,32 @@ def across(scores: Iterable[Score], *, lower_is_better: bool = False) -> Score:
     are no worse than (`…_clients_p10`), and the worst. Those of personal models are `…_personal_…`. The loss is no
     metric, unless it is all there is."""
     known = _known(scores)
-    if not known:
-        return {}
-    weights = torch.tensor([score[EXAMPLES] for score in known], dtype=torch.float64)
-    names = [name for name in known[0] if name != EXAMPLES]
-    chosen = [name for name in names if not _is_loss(name)] or names
+    chosen = {name: both for name, both in known.items() if not _is_loss(name)} or known
     found: dict[str, float] = {}
-    for name in chosen:
-        values = torch.tensor([score[name] for score in known], dtype=torch.float64)
+    for name, (values, weights) in chosen.items():
         found |= dict(_spread(_column(name), values, weights, lower=lower_is_better or _is_loss(name)))
     return found
 
 
 def weighted(scores: Iterable[Score]) -> Score:
     """Each measure's mean over all examples of all clients: as if one had them all."""
-    known = _known(scores)
-    total = sum(score[EXAMPLES] for score in known)
-    names = [name for name in (known[0] if known else ()) if name != EXAMPLES and not name.startswith(PERSONAL)]
-    return {name: sum(score[EXAMPLES] * score[name] for score in known) / total for name in names}
+    return {
+        name: float((weights * values).sum() / weights.sum())
+        for name, (values, weights) in _known(scores).items()
+        if not name.startswith(PERSONAL)
+    }
 
 
-def _known(scores: Iterable[Score]) -> list[Score]:
-    """Those that have examples, and the measures that the first one has."""
+def _known(scores: Iterable[Score]) -> dict[str, tuple[Tensor, Tensor]]:
+    """Of each measure that at least half of the clients have: their finite values, and by how many examples."""
     there = [score for score in scores if score.get(EXAMPLES)]
-    return [score for score in there if there[0].keys() <= score.keys()]
+    found = {}
+    for name in dict.fromkeys(name for score in there for name in score if name != EXAMPLES):
+        mine = [(score[name], score[EXAMPLES]) for score in there if isfinite(score.get(name, nan))]
+        if 2 * len(mine) >= len(there):
+            values, weights = torch.tensor(mine, dtype=torch.float64).unbind(-1)
+            found[name] = values, weights
+    return found
 
 
 def _is_loss(name: str) -> bool:

@@ -25,6 +25,7 @@ from quafl.deploy.journal import Journal
 from quafl.protocol import history, log
 from quafl.protocol.carrier import Octets, Unreachable
 from quafl.protocol.history import Line, Reached, digest, of_entry
+from quafl.protocol.judging import Judgement
 from quafl.protocol.machine import Answer, Ask, Asked, Compute, Do, Done, Effect, Say, Wake, Woken, Write
 from quafl.protocol.members import Member
 from quafl.protocol.server import ServerSide
@@ -36,6 +37,7 @@ _log = logging.getLogger(__name__)
 
 SHARE = 0.05  # of the time, at most, goes into checkpoints
 GLANCE = 0.5  # seconds between two looks at whether to stop
+ALONE_SECONDS = 30.0  # that the end of a run waits for somebody who could judge its model
 FORMAT = 5  # of checkpoints
 JUDGING = "bytes_judging"  # a column of rows: octets of models that clients were sent to judge, and their answers
 
@@ -59,7 +61,8 @@ class Goals:
 
     def at_target(self, row: Row) -> bool:
         """Whether an evaluation is as good as the target."""
-        return is_as_good(row, self.target, self.metric, lower_is_better=self.lower_is_better)
+        judged = self.metric in row or "loss" in row  # else nobody has said anything
+        return judged and is_as_good(row, self.target, self.metric, lower_is_better=self.lower_is_better)
 
 
 class Driver:
@@ -253,7 +256,9 @@ class Coordinator:
             average=goals.average,
         )
         self._asks = goals.per_client or goals.personal_steps > 0 or not getattr(task, "has_test", True)
-        self._pending: Pending | None = None  # an evaluation that clients are asked about
+        self._pending: Pending | None = None  # an evaluation that clients are to be asked about
+        self._judgement: Judgement | None = None  # what they say of it; None: they have not been asked yet
+        self._alone_until = inf  # until when somebody is waited for who could be asked
         self._checkpoints, self._journal, self._made_with = checkpoints, journal, made_with
         self._on_row, self._stop = on_row, stop
         self._saved_at = monotonic()
@@ -302,8 +307,7 @@ class Coordinator:
                 return False
             self._origin = self.driver.seconds  # the clock starts when there is somebody
             self._evaluate()
-            self._wait_for_judgement()
-            if not self.evaluations.rows:  # asked to stop
+            if not self._has_judgement():
                 return False
         elif self._is_over():
             _log.info("this run is over already; raise run.until or run.rounds, or choose another --out")
@@ -313,18 +317,17 @@ class Coordinator:
             if not self._save():  # what is written down from now on would follow it
                 self.driver.call(lambda machine: machine.write_no_more())
             self.driver.call(lambda machine: machine.begin())
-            if self._pending is not None:  # an earlier process was told nothing, or not all
-                self._ask_clients(self._pending)
             while not self._is_over():
                 if self._stop.is_set():
                     return False
                 if self._next_round():
                     self._look_at_round()
                 self._look_at_judgement()
-        self._wait_for_judgement()
-        if self.evaluations.rows[-1]["round"] != self.server.round:
+        if self._has_judgement() and self.evaluations.rows[-1]["round"] != self.evaluations.shown.round:
             self._evaluate()
-            self._wait_for_judgement()
+        if not self._has_judgement():
+            self._save()
+            return False
         self._save()
         _, model, buffers = self.evaluations.shown
         self.driver.call(lambda machine: machine.finish(model, buffers))
@@ -371,28 +374,34 @@ class Coordinator:
         self._history.add(Reached(machine.server.round, digest(machine.server.model, machine.server.buffers)))
         pending = self.evaluations.begin(machine.totals)
         if self._asks:
-            self._ask_clients(pending)
+            self._pending, self._judgement = pending, None
+            self._look_at_judgement()
         else:
             self._on_row(self.evaluations.conclude(pending, None))
 
-    def _ask_clients(self, pending: Pending) -> None:
-        """How good the model is where the data are; rounds go on meanwhile."""
-        self._pending = pending
-        _, model, buffers = pending.shown
-        self.driver.call(lambda machine: machine.judge(model, buffers, self._goals.personal_steps))
-
     def _look_at_judgement(self) -> None:
-        """A row, if the clients have answered."""
-        judgement, pending = self.driver.machine.judgement, self._pending
-        if pending is None or judgement is None or not judgement.is_over:
+        """Ask the clients how good the model is where the data are, as soon as somebody is there; rounds go on
+        meanwhile. A row, if they have answered."""
+        pending = self._pending
+        if pending is None:
+            return
+        if self._judgement is None:
+            _, model, buffers = pending.shown
+            steps, alone = self._goals.personal_steps, monotonic() > self._alone_until
+            self._judgement = self.driver.call(lambda machine: machine.judge(model, buffers, steps, anyway=alone))
+        judgement = self._judgement
+        if judgement is None or not judgement.is_over:
             return
         self._pending = None
         nbytes = judgement.nbytes + (self.evaluations.rows[-1].get(JUDGING, 0.0) if self.evaluations.rows else 0.0)
         self._on_row(self.evaluations.conclude(pending, judgement.scores, **{JUDGING: nbytes}))
 
-    def _wait_for_judgement(self) -> None:
+    def _has_judgement(self) -> bool:
+        """Wait for what clients are asked; False, if asked to stop before."""
+        self._alone_until = monotonic() + ALONE_SECONDS
         while self._pending is not None and not self._stop.wait(GLANCE / 5):
             self._look_at_judgement()
+        return self._pending is None
 
     def _save(self) -> bool:
         """Between two rounds; whether it was possible. A full disk must not end the run."""

@@ -344,7 +344,7 @@ class Contacts(Debts):
         except Unreachable as error:
             self._say(WARNING, "%s has not judged the model: %s", member.name, str(error) or "it took too long")
         except WireError as error:
-            self._fault(member, str(error), judgement.ticket)
+            self._say(WARNING, "%s %s; that is left out", member.name, error)
         finally:
             judgement.waiting.discard(member.name)
 

@@ -10,6 +10,7 @@ from quafl.protocol.carrier import Octets
 
 MOST_MEASURES, LONGEST_NAME = 64, 100
 MOST_EXAMPLES = 10**9  # of a client
+LARGEST = 1e30  # measure
 
 
 class Judgement:
@@ -28,9 +29,8 @@ class Judgement:
 
 
 def score_to_bytes(score: Score | None) -> bytes:
-    """As a text; measures that are not finite are left out, and with the loss the whole score."""
-    known = {name: value for name, value in (score or {}).items() if isfinite(value)}
-    return messages.as_text(known if known.keys() == (score or {}).keys() or "loss" in known else {})
+    """As a text; measures that are not finite are left out."""
+    return messages.as_text({name: value for name, value in (score or {}).items() if isfinite(value)})
 
 
 def score_from(text: Octets) -> Score | None:
@@ -41,7 +41,7 @@ def score_from(text: Octets) -> Score | None:
     if len(values) > MOST_MEASURES or any(len(name) > LONGEST_NAME for name in values):
         raise WireError(f"judges by {len(values)} measures, must be at most {MOST_MEASURES} with short names")
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
             raise WireError(f"judges the model by {name[:40]!r} = {str(value)[:40]!r}, must be a finite number")
     if not 0 < values.get(EXAMPLES, 0) <= MOST_EXAMPLES:
         raise WireError(f"judges by {values.get(EXAMPLES, 0)} examples, must be from 1 to {MOST_EXAMPLES}")

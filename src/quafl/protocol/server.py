@@ -90,15 +90,19 @@ class ServerSide(Contacts):
         """The round that was reached has been looked at."""
         self.reached = False
 
-    def judge(self, model: Model, buffers: Buffers, steps: int = 0) -> None:
+    def judge(self, model: Model, buffers: Buffers, steps: int = 0, *, anyway: bool = False) -> Judgement | None:
         """Ask everybody who is there how good that model is on data of their own, and what so many local steps make of
-        it: `judgement` is over when all have answered, or had the time to."""
+        it. It is over when all have answered, or had the time to. None: nobody is there to be asked, and it is not
+        wanted `anyway`. After a restart, so many are waited for as the run has begun with."""
+        if not anyway and not (self.can_start() if self._back_until == inf else self.members.live(self.now)):
+            return None
         ticket = messages.digest(str((self._welcome["run"], int(self.server.round), self.now)).encode())
         octets = messages.to_bytes(Evaluate(ticket, steps, messages.model_to_bytes(model, buffers)))
         asked = self.members.live(self.now)
         self.judgement = Judgement(ticket, octets, [member.name for member in asked])
         for member in asked:
             self._spawn(self._ask_to_judge(member, self.judgement))
+        return self.judgement
 
     def finish(self, model: Model | None = None, buffers: Buffers | None = None) -> None:
         """Tell everybody that the run is over, and give them the final model, the server's own by default."""

@@ -11,8 +11,9 @@ from quafl.core.judgement import across, weighted
 from quafl.core.messages import Buffers, Model
 from quafl.core.pieces import is_finite
 from quafl.core.seams import Score, ServerState, Task, Totals
-from quafl.record.rows import METRIC, Row, make_row, worth
+from quafl.record.rows import COUNTED, METRIC, Row, make_row, worth
 
+JUDGES = "clients_judging"  # a column: how many of them have
 LOST = 1e9  # times the loss of the initial model, or one: who is there will not come back
 
 
@@ -104,11 +105,15 @@ class Evaluations:
         score = dict(self._task.evaluate(shown.model, shown.buffers))
         if not self._trains:
             score.pop("train_loss", None)
+        believed = dict(score)  # what real clients say does not end a run
         if clients is not None:
             self.clients = dict(clients)
             by_them = {} if "loss" in score else weighted(clients.values())
-            score = {**by_them, **score, **across(clients.values(), lower_is_better=self._lower_is_better)}
-        self._check(score)
+            mine = {name: value for name, value in by_them.items() if name not in COUNTED}
+            score = {**mine, **score, **across(clients.values(), lower_is_better=self._lower_is_better)}
+            score[JUDGES] = len(clients)
+        if self._trains or believed or clients is None:
+            self._check(score if self._trains else believed, shown.round)
         row = {**make_row(self._seed, time, shown.round, pending.totals, score), **more}
         self.rows.append(row)
         if "loss" in score:
@@ -117,13 +122,13 @@ class Evaluations:
                 self.best = Best(value, shown)
         return row
 
-    def _check(self, score: Score) -> None:
+    def _check(self, score: Score, round: int) -> None:
         if not self.rows:
             check_first(score, self._metric, stops=self._stops)
             return
         loss = score.get("loss", 0.0)
         if not abs(loss) <= LOST * max(1.0, abs(self.rows[0].get("loss", 0.0))):
-            raise Diverged(f"in round {self.shown.round} the loss is {loss:.3g}; try a smaller lr")
+            raise Diverged(f"in round {round} the loss is {loss:.3g}; try a smaller lr")
 
     def state(self) -> dict[str, Any]:
         """For `restore`."""

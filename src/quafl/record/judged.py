@@ -21,7 +21,7 @@ def write_scores(path: Path, scores: Scores) -> None:
     with write_atomically(path) as stream:
         writer = csv.DictWriter(stream, ["client", *columns], restval="nan", lineterminator="\n")
         writer.writeheader()
-        writer.writerows({"client": client, **score} for client, score in scores.items())
+        writer.writerows({**score, "client": client} for client, score in scores.items())
 
 
 def read_scores(folder: Path, seeds: Sequence[int]) -> dict[int, Scores]:

@@ -38,6 +38,9 @@ def make_row(seed: int, time: float, round: int, totals: Totals, score: Score) -
     return {**row, **score, **counts}
 
 
+COUNTED = frozenset(make_row(0, 0.0, 0, Totals(), {}))  # columns that no metric may have
+
+
 def worth(row: Row, metric: str, *, lower_is_better: bool) -> float:
     """How good an evaluation is, the higher the better: by the metric, or by the loss where a task does not have it."""
     measured = metric if metric in row else "loss"

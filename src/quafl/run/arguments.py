@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from difflib import get_close_matches
 from hashlib import blake2b
+from itertools import chain
 from operator import index
 from pathlib import Path
 from typing import Any, Self
@@ -28,7 +29,7 @@ from quafl.sim.checks import check_parts
 from quafl.sim.executors import ExecutorName
 from quafl.tasks import given
 from quafl.tasks.flat import check_module
-from quafl.tasks.hands import Data, HeldOut, OnDemand, count, first
+from quafl.tasks.hands import Data, HeldOut, OnDemand, count, known_by
 from quafl.tasks.judging import Measure
 from quafl.tasks.precision import Precision
 from quafl.tasks.reading import Collate
@@ -78,7 +79,7 @@ class Arguments:
     def __post_init__(self) -> None:
         check_parts(self.algorithm, self.codec, self.optimizer, self.world)
         check_module(self.model)
-        given.usable(self.device)
+        self.device = given.usable(self.device)
         check_positive("until", self.until)
         check_whole("evaluations", self.evaluations, 1)
         self.label = self.label or type(self.algorithm).__name__
@@ -144,7 +145,7 @@ class Arguments:
             if data is None:
                 continue
             digest.update(f"{count(data)} ".encode())
-            for tree in first(data, f"data {number}", self.collate):
+            for tree in chain.from_iterable(known_by(data, f"data {number}", self.collate)):
                 for name, tensor in _named(tree).items():
                     _add(digest, name, tensor)
         return replace(self, fingerprint=digest.hexdigest())

@@ -27,7 +27,7 @@ from quafl.protocol.layout import Layout, digest_of, layout_of
 from quafl.protocol.messages import largest_message
 from quafl.protocol.server import ServerSide
 from quafl.record.checkpoints import Checkpoints
-from quafl.record.evaluations import check_first
+from quafl.record.evaluations import JUDGES, check_first
 from quafl.record.files import write_atomically
 from quafl.record.judged import JUDGED, write_scores
 from quafl.record.rows import Row, write_rows
@@ -107,6 +107,8 @@ class ServerRun:
 
     def _check_judged(self) -> None:
         plan = self._settings.run
+        if not getattr(self._task, "has_test", True):
+            return  # the clients will
         score = dict(self._task.evaluate(*self._task.initial()))
         score.pop("train_loss", None)  # nobody trains here
         try:
@@ -141,7 +143,8 @@ class ServerRun:
             self._tracking.send(run, self._settings.run.track, row)
         score = ", ".join(f"{name} {row[name]:.3f}" for name in ("accuracy", "loss") if name in row)
         sent = (row["bytes_up"] + row["bytes_down"]) / 1e6
-        _log.info("round %d, %.0f s: %s, %.2f MB", row["round"], row["time"], score or "no test data", sent)
+        judges = f" at {row[JUDGES]:.0f} of {len(self.coordinator.members)} clients" if JUDGES in row else ""
+        _log.info("round %d, %.0f s: %s%s, %.2f MB", row["round"], row["time"], score or "no test data", judges, sent)
 
 
 def make_client(

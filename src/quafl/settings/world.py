@@ -4,13 +4,13 @@ from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-import torch
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from quafl import sim
 from quafl.settings.base import NotNegative, Positive, Section, Share, Tracker
 from quafl.sim import Plan, World
 from quafl.sim.executors import ExecutorName
+from quafl.tasks import given
 from quafl.tasks.precision import Precision
 
 
@@ -114,7 +114,7 @@ class Run(Section):
     per_class: bool = False  # the metric on each class
     potential: bool = False  # record Φ_t, how far X_t is from μ_t, and the loss of μ_t
     average: NotNegative = 0.0  # time constant of the average of models that is evaluated and exported; 0: none
-    device: str = "cpu"  # or "cuda", "cuda:1": where models, data and messages are
+    device: str = "cpu"  # or "cuda", "cuda:1", "auto": where models, data and messages are
     executor: ExecutorName = "auto"  # how local steps are computed; on a GPU, what a measurement finds fastest
     precision: Precision = "float32"  # of gradients; models, averages and codecs are float32
     track: list[Tracker] | None = None  # where evaluations are sent, too
@@ -123,10 +123,9 @@ class Run(Section):
     @classmethod
     def _usable(cls, device: str) -> str:
         try:
-            torch.empty(0, device=device)
-        except (RuntimeError, AssertionError) as error:
-            raise ValueError(f"must be one that PyTorch can use here ({str(error).splitlines()[0]})") from error
-        return device
+            return str(given.usable(device))
+        except ValueError as error:
+            raise ValueError(str(error).partition(", ")[2]) from error
 
     @field_validator("seeds")
     @classmethod

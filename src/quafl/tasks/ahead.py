@@ -9,6 +9,7 @@ from weakref import WeakMethod, finalize
 from torch.utils.data import DataLoader, Dataset
 
 from quafl.tasks.files import DataError
+from quafl.tasks.given import line
 
 Key: TypeAlias = tuple[int, int]  # a client, and the number of its step
 
@@ -86,7 +87,13 @@ class Ahead:
             self._wanted.keys = _onwards(client, step + 1)
             self._coming = iter(self._loader)
             return self._read(client, step)
-        found = next(self._coming)
+        try:
+            found = next(self._coming)
+        except RuntimeError as error:
+            raise DataError(
+                f"a process that reads ahead has ended, at step {step} of client {client} ({line(error)}); workers=0 "
+                f"reads without"
+            ) from error
         if isinstance(found, _Failed):
             raise DataError(found.sentence)
         return found

@@ -22,12 +22,15 @@ PAIR = "a pair (inputs, targets) with an example a row"
 
 
 def usable(device: torch.device | str) -> torch.device:
-    """A device that PyTorch has here."""
+    """A device that PyTorch has here; `auto` is a GPU, if there is one."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError, TypeError) as error:
         raise ValueError(
-            f"device is {str(device)!r}, must be one that PyTorch can use here ({line(error)}); 'cpu' always is"
+            f"device is {str(device)!r}, must be one that PyTorch can use here ({line(error)}); 'cpu' always is, "
+            f"'auto' finds a GPU"
         ) from error
 
 

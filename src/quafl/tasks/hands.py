@@ -16,6 +16,7 @@ from quafl.tasks.given import Pair
 from quafl.tasks.own import seeded
 from quafl.tasks.reading import Collate, Part
 
+KNOWN = 16  # examples of a dataset by which it is known again
 KEPT = 256  # clients whose data, made on demand, are kept until others are asked for
 
 Data: TypeAlias = Any  # inputs and targets, with an example a row; or a map-style dataset
@@ -119,7 +120,12 @@ class Read:
 
     def _checked(self, client: int) -> Any:
         whose = self._whose(client)
-        data = self._clients[client]
+        try:
+            data = self._clients[client]
+        except Exception as error:  # of a function of the user's
+            raise DataError(
+                f"{whose}: its data cannot be made ({type(error).__name__}: {given.line(error)})"
+            ) from error
         if data is None and self._optional:
             return None
         if not reading.is_dataset(data):
@@ -196,11 +202,13 @@ def count(data: Data) -> int:
     return len(data) if reading.is_dataset(data) else trees.size(data[1])
 
 
-def first(data: Data, whose: str, collate: Collate | None) -> Pair:
-    """All of a pair; of a dataset, its first example: by which it is known again."""
-    if reading.is_dataset(data):
-        return reading.read(data, [0], collate, whose)
-    return given.examples(data, whose)
+def known_by(data: Data, whose: str, collate: Collate | None) -> list[Pair]:
+    """What data are known again by: all of a pair, some examples of a dataset."""
+    if not reading.is_dataset(data):
+        return [given.examples(data, whose)]
+    places = torch.linspace(0, len(data) - 1, min(KNOWN, len(data)), dtype=torch.float64).long().tolist()
+    with seeded(derive("known by")):  # a dataset may change its examples at random
+        return [reading.read(data, [place], collate, whose) for place in places]
 
 
 def take(data: Pair, chosen: Tensor | slice) -> Pair:
@@ -229,7 +237,13 @@ def parted(clients: Sequence[Data], held_out: HeldOut | None) -> tuple[Sequence[
     """What every client learns from, and what it is judged by; None: nothing of its own."""
     if held_out is None:
         return clients, None
+    if not isinstance(held_out, float | int | Sequence):
+        raise TypeError(
+            f"held_out is a {type(held_out).__name__}, must be a share, or a list with data for each client"
+        )
     if not isinstance(held_out, float | int):
+        if all(data is None for data in held_out):
+            raise ValueError("held_out has data for no client; leave it out, or give some client its own")
         if len(held_out) != len(clients):
             raise ValueError(f"held_out has data of {len(held_out)} clients, of whom there are {len(clients)}")
         return clients, held_out
@@ -241,6 +255,8 @@ def parted(clients: Sequence[Data], held_out: HeldOut | None) -> tuple[Sequence[
     pairs = [
         apart(ready(data, f"client {client}"), held_out, client) for client, data in enumerate(given.listed(clients))
     ]
+    if all(judged is None for _, judged in pairs):
+        raise ValueError(f"held_out is {held_out}: no client has enough examples to keep some apart")
     return [learned for learned, _ in pairs], [judged for _, judged in pairs]
 
 

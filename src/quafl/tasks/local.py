@@ -12,7 +12,7 @@ from torch.nn import functional
 from quafl.core.messages import Buffers, Model
 from quafl.core.randomness import derive
 from quafl.core.seams import Batch, Score, Shapes, Task, examples_of
-from quafl.tasks import own
+from quafl.tasks import given, own
 from quafl.tasks.files import DataError
 from quafl.tasks.flat import Flat
 from quafl.tasks.hands import Data, apart, ready
@@ -65,7 +65,7 @@ class Local:
 
     def build(self, seed: int = 0, device: str | None = None, precision: Precision | None = None) -> Task:
         """The task; on this device, if not on its own."""
-        where = found_device(device or self.device)
+        where = str(given.usable(device or self.device))
         if self.data is None:
             return _Unjudged(self.model, where, self.export)
         data, judged = self.parts()
@@ -104,11 +104,6 @@ class Local:
         if self.data is None:
             raise DataError(NOTHING)
         return ready(self.data, "the party's data")
-
-
-def found_device(device: str) -> str:
-    """`auto` is a GPU, if there is one that PyTorch can use."""
-    return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
 
 
 class _Unjudged:
@@ -155,6 +150,10 @@ def make(
 ) -> Task:
     """The task that a user's function, 'package.module:function', makes for the party of that name; on this device, if
     not on its own."""
+    try:
+        device = None if device is None else str(given.usable(device))
+    except ValueError as error:
+        raise DataError(str(error)) from error
     with _usable(path, what):
         brought = bring(path, name, seed, options, what=what)
         return brought.build(seed, device) if isinstance(brought, Local) else brought
@@ -198,13 +197,13 @@ def together(
     alike = [one for one in clients if isinstance(one, Local)]
     if isinstance(server, Local) and len(alike) == len(clients) and len({one.batch_size for one in alike}) == 1:
         parts = [one.parts() for one in alike]
-        judged = [judged for _, judged in parts]
+        apart = any(judged is not None for _, judged in parts)
         return Supervised(
             server.model,
             [data for data, _ in parts],
-            held_out=None if all(one is None for one in judged) else judged,
+            held_out=[data if judged is None else judged for data, judged in parts] if apart else None,
             **alike[0].settings(),
-            metrics=server.metrics,
+            metrics=alike[0].metrics if server.metrics is None and server.data is None else server.metrics,
             export=server.export,
             test=server.data,
             per_class=per_class,

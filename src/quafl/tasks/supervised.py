@@ -411,7 +411,7 @@ def exported(module: nn.Module, export: Export | None) -> dict[str, Tensor]:
 
 
 def _check_names(metrics: Mapping[str, Measure]) -> None:
-    taken = {"loss", "train_loss", EXAMPLES} & metrics.keys()
+    taken = {"loss", "train_loss", "client", EXAMPLES} & metrics.keys()
     if taken:
         raise ValueError(f"a metric is called {taken.pop()}, which is reported anyway; choose another name")
 

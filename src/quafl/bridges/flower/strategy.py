@@ -65,7 +65,8 @@ class Link:
     def __init__(self, bits: int, down_bits: int, seed: int) -> None:
         check_bits(bits, down_bits)
         self.sender = Sender(down_bits, seed)
-        self._like: dict[tuple[int, str], ArrayRecord] = {}
+        self._like: dict[tuple[str, str], ArrayRecord] = {}  # the last record of a key and a layout
+        self._layouts: dict[tuple[int, str], str] = {}  # of what a node was sent
         self._last: tuple[ArrayRecord, str, dict[str, Tensor]] | None = None
         self._without: set[int] = set()
         self._spared: dict[str, set[str]] = {}  # by key: arrays that had no floating-point numbers at first
@@ -87,7 +88,8 @@ class Link:
                 others = others_of(record, floats)
                 packed[key] = encoded_record(sent.octets, others) if sent.octets else ArrayRecord(others)
             said[f"record {key}"] = [sent.how, sent.name, short(layout)]
-            self._like[node, key] = record
+            self._layouts[node, key] = layout
+            self._like[key, layout] = record
         packed[RECORD] = said
         result = RecordDict(packed)
         self.traffic.down += count(result)
@@ -107,7 +109,9 @@ class Link:
             if near is None:
                 continue
             floats = self.sender.receive(node, str(near), octets_of(record))
-            plain[key] = record_like(self._like[node, str(near)], floats, record)
+            like = self._like[str(near), self._layouts[node, str(near)]]
+            plain[key] = record_like(like, floats, record)
+        self.sender.answered(node)
         self.traffic.plain_up += count(plain)
         return plain
 
