@@ -1,5 +1,6 @@
 """Evaluation where the data are: clients judge the server's model, and are given the last one."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from math import nan
@@ -8,11 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from federations import federation
 from parties import free_port
 from safetensors.torch import load_file
 from stages import PATIENT, Puppet, Stage, problem
 from torch import nn
 from torch.nn import functional
+from waiting import wait_for
 
 import quafl
 from quafl.codec import Lattice
@@ -22,6 +25,7 @@ from quafl.core.optim import sgd
 from quafl.core.quafl import QuAFL
 from quafl.core.seams import Totals
 from quafl.deploy import provision
+from quafl.deploy.server import Goals
 from quafl.protocol.judging import score_from, score_to_bytes
 from quafl.protocol.messages import Evaluate, Evaluated, as_text, model_from, to_bytes
 from quafl.record import report
@@ -223,6 +227,58 @@ def test_a_server_without_data_sees_how_good_the_model_is_at_its_clients_who_are
         losses = [float(functional.cross_entropy(model(x), y, reduction="sum")) for x, y in parts]
     loss = sum(losses) / sum(len(y) for _, y in parts)
     assert last["loss"] == pytest.approx(loss, rel=1e-4)
+
+
+class Slow(Quadratic):
+    """It takes its time to judge, after the first model."""
+
+    __slots__ = ()
+
+    def judge(self, client: int, model: Any, buffers: Any) -> Any:
+        time.sleep(0.6 if model.any() else 0.0)
+        return super().judge(client, model, buffers)
+
+
+@pytest.mark.parametrize("rounds", [2, 1000], ids=["at the end", "in the middle"])
+def test_an_evaluation_that_a_stop_has_interrupted_is_made_by_the_next_process(rounds: int, tmp_path: Path) -> None:
+    goals = Goals(rounds=rounds, every=0.3, checkpoint_seconds=0.0)
+
+    def site(center: float) -> Slow:
+        return Slow(torch.ones(3), torch.full((1, 3), center))
+
+    start = site(1.0)
+    with federation(tmp_path, QuAFL(sampled=2, local_steps=2, wait=0.02), quafl.Identity(), sgd(0.2)) as made:
+        run = made.coordinator(Unjudging(start), goals)
+        for number in range(2):
+            made.join(f"client-{number}", site(1.0 + number), step_seconds=0.001)
+        pool = ThreadPoolExecutor(1)
+        done = pool.submit(run.run)
+        wait_for(lambda: run._pending is not None and run.evaluations.rows and run._judgement is not None)
+        made.stop.set()
+        assert done.result(20.0) is False  # it has not ended
+        before = [row["round"] for row in run.evaluations.rows]
+        again = made.coordinator(Unjudging(start), goals)
+        done = pool.submit(again.run)
+        wait_for(lambda: len(again.evaluations.rows) > len(before))
+        row = again.evaluations.rows[len(before)]
+        assert row["clients_judging"] == 2
+        assert row["loss"] > 0
+        made.stop.set()
+        done.result(20.0)
+        pool.shutdown()
+
+
+class Unjudging(Quadratic):
+    """A server's, without data."""
+
+    __slots__ = ()
+    has_test = False
+
+    def __init__(self, other: Quadratic) -> None:
+        super().__init__(other.curvature, other.centers, start=other.start)
+
+    def evaluate(self, model: Any, buffers: Any) -> Any:
+        return {}
 
 
 @pytest.mark.parametrize(
