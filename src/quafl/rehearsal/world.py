@@ -272,8 +272,9 @@ class World:
             self._save()
         if self.rng.random() < JUDGED and (machine.judgement is None or machine.judgement.is_over):
             server, steps = machine.server, self.rng.randint(0, 2)
-            machine.judge(server.model, server.buffers, steps)
-            self.checks.asked_to_judge(machine.judgement.ticket, server.model, server.buffers, steps)
+            made = machine.judge(server.model, server.buffers, steps)
+            if made is not None:
+                self.checks.asked_to_judge(made.ticket, server.model, server.buffers, steps)
         machine.go_on()
         self._tell(self.server, Woken())
 
