@@ -242,8 +242,6 @@ def parted(clients: Sequence[Data], held_out: HeldOut | None) -> tuple[Sequence[
             f"held_out is a {type(held_out).__name__}, must be a share, or a list with data for each client"
         )
     if not isinstance(held_out, float | int):
-        if all(data is None for data in held_out):
-            raise ValueError("held_out has data for no client; leave it out, or give some client its own")
         if len(held_out) != len(clients):
             raise ValueError(f"held_out has data of {len(held_out)} clients, of whom there are {len(clients)}")
         return clients, held_out
@@ -255,8 +253,6 @@ def parted(clients: Sequence[Data], held_out: HeldOut | None) -> tuple[Sequence[
     pairs = [
         apart(ready(data, f"client {client}"), held_out, client) for client, data in enumerate(given.listed(clients))
     ]
-    if all(judged is None for _, judged in pairs):
-        raise ValueError(f"held_out is {held_out}: no client has enough examples to keep some apart")
     return [learned for learned, _ in pairs], [judged for _, judged in pairs]
 
 

@@ -94,6 +94,8 @@ class Supervised:
         self._loss, self._batch_size, self._accumulate, self._augment = loss, batch_size, accumulate, augment
         self._export = export
         learned, judged = parted(clients, held_out)
+        if test is None and isinstance(judged, list | tuple) and all(own is None for own in judged):
+            raise ValueError("no client has examples that are held out; give a larger share of held_out, or test")
         self._hands = hands_of(learned, self._device, collate)
         self._own = (
             None if judged is None else Read(judged, collate, "what client {} is judged by".format, optional=True)
