@@ -284,7 +284,6 @@ class Unjudging(Quadratic):
 @pytest.mark.parametrize(
     "device",
     [
-        "cpu",
         "auto",
         pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")),
     ],
