@@ -54,10 +54,10 @@ world of Dirichlet's data alone, over half of the time; the grids are beside the
 quarter of the clients is slow (steps of 8 time units in the mean, the others' of 2) where nothing else is said, and
 an uncompressed exchange takes 10 time units.
 
-This page is made by `python benchmarks/regimes.py` from the rows beside it. The rows were recorded on one H200 in two
-sittings, seed 0 and a part of seed 1 in the first: a script gave the presets' curves to the functions behind `quafl
-reproduce` and `quafl tune` (`run.folders.accumulate`, `run.pool`), 15 processes at a time under CUDA's MPS, and joined
-the rows. The command beside each table makes them again; it was not what was typed."""
+This page is made by `python benchmarks/regimes.py` from the rows beside it. Fashion-MNIST's rows were recorded on one
+H200 in two sittings, seed 0 and a part of seed 1 in the first: a script gave the presets' curves to the functions
+behind `quafl reproduce` and `quafl tune` (`run.folders.accumulate`, `run.pool`), 15 processes at a time under CUDA's
+MPS, and joined the rows. The command beside each table makes them again; it was not what was typed."""
 READING = """\
 ## How to read the numbers
 

@@ -337,7 +337,10 @@ def test_who_needs_so_much_work_has_done_it_when_it_is_reached_and_not_before() 
 def test_the_next_one_to_come_comes_at_the_beginning_of_its_day() -> None:
     rates, everybody = daily(), torch.arange(50)
     after = rates.next_rise(30.0)
-    here = lambda time: rates.at(everybody, time) > 0  # noqa: E731
+
+    def here(time: float) -> torch.Tensor:
+        return rates.at(everybody, time) > 0
+
     assert after > 30.0
     assert (here(after + 1e-9) & ~here(after - 1e-9)).sum() == 1
     assert not (here(after - 1e-6) & ~here(30.0)).any()
