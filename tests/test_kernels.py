@@ -142,7 +142,7 @@ import torch
 from quafl.codec.kernels.fused import Triton
 from quafl.codec.kernels.oracle import Oracle
 rng = torch.Generator().manual_seed(0)
-for dim, bits in (1, 4), (5000, 1), (1500, 3), (1024, 4), (9 * 1024 - 7, 8), (1025, 13):
+for dim, bits in (1, 4), (5000, 1), (1500, 3), (1024, 4), (9 * 1024 - 7, 8), (1025, 13), (31 * 1024 + 1, 2):
     x = torch.randn(2, dim, generator=rng)
     key = x + 0.01 * torch.randn(dim, generator=rng)
     seed, side = torch.randint(2**63 - 1, (2,), generator=rng), torch.full((2,), 0.12 / (2**bits - 1))

@@ -46,10 +46,9 @@ def distortion(bits: int) -> float:
 
 
 def cells(t: Tensor, bits: int) -> Tensor:
-    """⌊p(t)⌋ for t ≥ 0, the last cell where it is beyond, and 0 where t is not a number."""
+    """⌊p(t)⌋ for t ≥ 0; the last cell where it is beyond, or t not a number."""
     a, b, c, d = _CURVES[bits]
     place = t * (t * (t * (t * d + c) + b) + a)
-    place = torch.where(place > 0, place, 0.0)
     most = float((1 << (bits - 1)) - 1)
     return torch.where(place < most, place, most).to(torch.int32)
 

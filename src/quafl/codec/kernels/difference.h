@@ -83,7 +83,6 @@ static void NAME(encode_difference)(const float *x, int64_t dim, int64_t blocks,
         vf size = (vf)((vi)value & 0x7FFFFFFF);
         vf t = size * inverse;
         vf place = t * (t * (t * (t * d + c) + b) + a);
-        place = (vf)((vi)place & (place > 0.0f));
         vi less = place < most;
         place = (vf)(((vi)place & less) | ((vi)most & ~less));
         vi cell = __builtin_convertvector(place, vi);

@@ -51,6 +51,23 @@ if INTERPRETED:
     def _along(lanes, LAYOUT: tl.constexpr):
         return lanes
 
+    @jit
+    def _kept(words):
+        return words
+
+    @jit
+    def _again(kept, LAYOUT: tl.constexpr):
+        return kept
+
+    @jit
+    def _floor(t):
+        below = tl.floor(t)
+        return below, below.to(tl.int32)
+
+    @jit
+    def _nearest_integer(place):
+        return (place >= 0.5).to(tl.int32) + (place >= 1.5).to(tl.int32)
+
 else:
     from triton.experimental import gluon
     from triton.experimental.gluon import language as tl
@@ -77,6 +94,30 @@ else:
     def _along(lanes, LAYOUT: tl.constexpr):
         return tl.convert_layout(lanes, tl.SliceLayout(0, LAYOUT))
 
+    @jit
+    def _kept(words):
+        return tl.allocate_shared_memory(words.dtype, words.shape, tl.SwizzledSharedLayout(4, 1, 8, [0, 1]), words)
+
+    @jit
+    def _again(kept, LAYOUT: tl.constexpr):
+        return kept.load(LAYOUT)
+
+    @jit
+    def _sum_down(x, y):
+        """Rounded towards −∞."""
+        return tl.inline_asm_elementwise("add.rm.f32 $0, $1, $2;", "=f,f,f", [x, y], tl.float32, True, 1)
+
+    @jit
+    def _floor(t):
+        """⌊t⌋ as a float and as an integer, for |t| < 2^22: what is left of t + 1.5·2^23, in whose last place 1 is."""
+        sum = _sum_down(t, 12582912.0)
+        return sum - 12582912.0, sum.to(tl.int32, bitcast=True) - 0x4B400000
+
+    @jit
+    def _nearest_integer(place):
+        """⌊place + ½⌋, from 0 to 2."""
+        return _floor(_sum_down(place, 0.5))[1]
+
 
 _GOLDEN = tl.constexpr(0x9E3779B9)
 _LIMIT_BITS = tl.constexpr(0x4A000000)  # LIMIT = 2^21 as the bits of a float
@@ -97,7 +138,8 @@ def _mix(v):
 @jit
 def _hash(seed, block, row):
     key = _mix(seed.to(tl.uint32)) ^ _mix((seed >> 32).to(tl.uint32) + _GOLDEN)
-    return _stir(_mix(block.to(tl.uint32) * _GOLDEN + key) + row.to(tl.uint32) * _GOLDEN)
+    near, far = (row & 31).to(tl.uint32), (row & 992).to(tl.uint32)  # of one, a thread has the same in all its rows
+    return _stir(_mix(block.to(tl.uint32) * _GOLDEN + key) + near * _GOLDEN + far * _GOLDEN)
 
 
 @jit
@@ -107,8 +149,9 @@ def _flip(value, word):
 
 
 @jit
-def _dither(word):
-    return ((word >> 7) & 0xFFFFFF).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08  # 2^-24
+def _plus_dither(value, word, SIGN: tl.constexpr):
+    """value ± u; 2^31 u is a whole number, whose product is exact."""
+    return tl.fma((word & 0x7FFFFF80).to(tl.int32).to(tl.float32), SIGN * 4.656612873077393e-10, value)
 
 
 @jit
@@ -142,19 +185,22 @@ def _rotate_back(z, COARSE: tl.constexpr, LANES: tl.constexpr):
 
 
 @jit
-def _column(blocks, dim, block):
-    """How many rows of a block lie inside the vector: those below (d − w)/W."""
-    rows = (dim - block + blocks - 1) // blocks
-    return tl.where(block < blocks, rows, 0).to(tl.int32)
+def _inside(row, block, blocks, whole, rest, LARGE: tl.constexpr):
+    """Whether the rows of a block lie inside the vector: ⌊d/W⌋ of all, and one more of the first d mod W. Of a large
+    vector, all but the last 32 do, and need not be compared."""
+    rows = tl.where(block < blocks, whole + (block < rest).to(tl.int32), 0)
+    return tl.where(row < 992, rows > 0, row < rows) if LARGE else row < rows
 
 
 @jit
-def _offset(row, blocks):
-    """row·W, in 64 bits."""
-    return row.to(tl.uint32).to(tl.int64) * blocks.to(tl.uint32).to(tl.int64)
+def _at(base, row, blocks):
+    """Where the words of a row begin: one product and sum, in octets."""
+    pitch = (blocks * 4).to(tl.uint32).to(tl.int64)
+    near, far = (row & 31).to(tl.uint32).to(tl.int64), (row & -32).to(tl.uint32).to(tl.int64)
+    return (base.to(tl.pointer_type(tl.int8)) + near * pitch + far * pitch).to(base.dtype)
 
 
-@jit(do_not_specialize=["dim", "blocks"])
+@jit(do_not_specialize=["dim", "blocks", "whole", "rest"])
 def _encode(
     x_ptr,
     seed_ptr,
@@ -164,7 +210,10 @@ def _encode(
     widest_ptr,
     dim,
     blocks,
+    whole,
+    rest,
     BITS: tl.constexpr,
+    LARGE: tl.constexpr,
     LANES: tl.constexpr,
     COARSE: tl.constexpr,
     FINE: tl.constexpr,
@@ -177,17 +226,18 @@ def _encode(
     row = _index(1024, 1, COARSE)[:, None]
     block = first + _index(LANES, 0, COARSE)[None, :]
     column = x_ptr + message * dim + block
-    x = tl.load(column + _offset(row, blocks), mask=row < _column(blocks, dim, block), other=0.0)
+    x = tl.load(_at(column, row, blocks), mask=_inside(row, block, blocks, whole, rest, LARGE), other=0.0)
     word = _hash(seed, block, row)
+    kept = _kept(word)
     z = _rotate(_flip(x, word), FINE, LANES)
 
     row = _index(1024, 1, FINE)[:, None]
     lane = first + _index(LANES, 0, FINE)
-    t = z * 0.03125 * tl.load(reciprocal_ptr + message)
+    t = z * (0.03125 * tl.load(reciprocal_ptr + message))
     tl.atomic_max(widest_ptr + message, tl.max(tl.max(tl.abs(t).to(tl.int32, bitcast=True), axis=0), axis=0))
-    word = _hash(seed, lane[None, :], row)
-    below = tl.floor(t)
-    k = below.to(tl.int32) + ((t - below) + _dither(word) >= 1.0).to(tl.int32)
+    word = _again(kept, FINE)
+    below, k = _floor(t)
+    k += _floor(_plus_dither(t - below, word, 1))[1]
     check = tl.sum((word | 1).to(tl.int32, bitcast=True) * (k >> BITS), axis=0)
     tl.store(checks_ptr + message * blocks + lane, check, mask=lane < blocks)
 
@@ -214,7 +264,7 @@ def _store_symbols(
         packed = _arrange(packed, WORDS)
         block = first + _index(LANES, 0, WORDS)[None, :]
         row = _index(32 * BITS, 1, WORDS)[:, None]
-        tl.store(out + block + _offset(row, blocks), packed, mask=block < blocks)
+        tl.store(_at(out + block, row, blocks), packed, mask=block < blocks)
     else:
         block = first + _index(LANES, 0, GROUPS)[None, :]
         group = _index(32, 1, GROUPS)[:, None]
@@ -227,19 +277,7 @@ def _store_symbols(
             )
             part = tl.where(left < 32, part, 0).to(tl.int32, bitcast=True)
             packed = _arrange(tl.sum(tl.reshape(part, (32, 32, LANES)), axis=1), GROUPS)
-            tl.store(out + block + _offset(group * BITS + i, blocks), packed, mask=block < blocks)
-
-
-@jit
-def _halves(tile, ROWS: tl.constexpr, LANES: tl.constexpr):
-    """Of each thread's ROWS neighbouring rows, the first and the second half."""
-    return tl.split(tl.permute(tl.reshape(tile, (32, 2, ROWS // 2, LANES)), (0, 2, 3, 1)))
-
-
-@jit
-def _whole(first, second, ROWS: tl.constexpr, LANES: tl.constexpr):
-    pairs = tl.permute(tl.join(first, second), (0, 3, 1, 2))
-    return tl.reshape(pairs, (32, ROWS, LANES))
+            tl.store(_at(out + block, group * BITS + i, blocks), packed, mask=block < blocks)
 
 
 @jit
@@ -255,7 +293,7 @@ def _symbols(
     """The symbols of a tile, not yet cut to their bits."""
     if 32 % BITS == 0:  # a thread's rows have its words to themselves
         block = first + _inner(LANES, 0, UNPACKED)[None, :]
-        place = words + block + _offset(_inner(32 * BITS, 1, UNPACKED)[:, None], blocks)
+        place = _at(words + block, _inner(32 * BITS, 1, UNPACKED)[:, None], blocks)
         packed = tl.load(place, mask=block < blocks, other=0)
         shift = (_middle(32 // BITS, UNPACKED) * BITS)[None, :, None]
         symbol = packed.to(tl.uint32, bitcast=True)[:, None, :] >> shift.to(tl.uint32)
@@ -264,7 +302,7 @@ def _symbols(
         block = first + _index(LANES, 0, FINE)[None, :]
         row = _index(1024, 1, FINE)[:, None]
         start = (row % 32) * BITS
-        place = words + block + _offset((row // 32) * BITS + start // 32, blocks)
+        place = _at(words + block, (row // 32) * BITS + start // 32, blocks)
         had = 32 - start % 32
         low = tl.load(place, mask=block < blocks, other=0).to(tl.uint32, bitcast=True)
         high = tl.load(place + blocks, mask=(block < blocks) & (had < BITS), other=0).to(tl.uint32, bitcast=True)
@@ -272,52 +310,15 @@ def _symbols(
 
 
 @jit
-def _nearest(t, symbol, seed, block, row, BITS: tl.constexpr):
-    """For some rows of a tile: what the points stand for, their part of the checksum, and max |t|."""
-    word = _hash(seed, block, row)
-    below = tl.floor(t)
-    place = (t - below) + _dither(word)  # the key is at below + place − ½
-    first = below.to(tl.int32) + (place >= 0.5).to(tl.int32) + (place >= 1.5).to(tl.int32) - (1 << BITS) // 2
+def _nearest(t, symbol, word, BITS: tl.constexpr):
+    """What the points stand for that are nearest to the key, and their part of the checksum."""
+    below, first = _floor(t)
+    first += _nearest_integer(_plus_dither(t - below, word, 1)) - (1 << BITS) // 2  # the key is at below + place − ½
     k = first + ((symbol.to(tl.int32, bitcast=True) - first) & ((1 << BITS) - 1))
-    check = (word | 1).to(tl.int32, bitcast=True) * (k >> BITS)
-    center = (k.to(tl.float32) - _dither(word)) + 0.5
-    return center, tl.sum(check, axis=1), tl.max(tl.abs(t).to(tl.int32, bitcast=True), axis=1)
+    return _plus_dither(k.to(tl.float32), word, -1) + 0.5, (word | 1).to(tl.int32, bitcast=True) * (k >> BITS)
 
 
-@jit
-def _top_halves(tile, ROWS: tl.constexpr, LANES: tl.constexpr):
-    """The first and the second half of the rows."""
-    return tl.split(tl.permute(tl.reshape(tile, (2, ROWS // 2, LANES)), (1, 2, 0)))
-
-
-@jit
-def _put(out_ptr, z, seed, block, row, dim, blocks):
-    """Some rows of a coarse tile, with their signs."""
-    place = out_ptr + block + _offset(row, blocks)
-    tl.store(place, _flip(z, _hash(seed, block, row)), mask=row < _column(blocks, dim, block))
-
-
-@jit
-def _store_rotated_back(out_ptr, z, seed, first, dim, blocks, zero, LANES: tl.constexpr, COARSE: tl.constexpr):
-    """A coarse tile into its places, a quarter of its rows after another."""
-    # `zero` is 0, which the compiler does not know: so it computes hashes and addresses again instead of keeping them.
-    row = _index(1024, 1, COARSE)[:, None] + tl.zeros_like(z).to(tl.int32) + zero
-    block = first + zero + _index(LANES, 0, COARSE)[None, :] + tl.zeros_like(z).to(tl.int64)
-    z0, z1 = _top_halves(z, 1024, LANES)
-    r0, r1 = _top_halves(row, 1024, LANES)
-    b0, b1 = _top_halves(block, 1024, LANES)
-    z00, z01 = _top_halves(z0, 512, LANES)
-    z10, z11 = _top_halves(z1, 512, LANES)
-    r00, r01 = _top_halves(r0, 512, LANES)
-    r10, r11 = _top_halves(r1, 512, LANES)
-    b00, b01 = _top_halves(b0, 512, LANES)
-    _put(out_ptr, z00, seed, b00, r00, dim, blocks)
-    _put(out_ptr, z01, seed, b00, r01, dim, blocks)
-    _put(out_ptr, z10, seed, b00, r10, dim, blocks)
-    _put(out_ptr, z11, seed, b00, r11, dim, blocks)
-
-
-@jit(do_not_specialize=["dim", "blocks", "message_step", "key_step", "zero"])
+@jit(do_not_specialize=["dim", "blocks", "whole", "rest", "message_step", "key_step"])
 def _decode(
     symbols_ptr,
     checks_ptr,
@@ -329,10 +330,12 @@ def _decode(
     failed_ptr,
     dim,
     blocks,
+    whole,
+    rest,
     message_step,
     key_step,
-    zero,
     BITS: tl.constexpr,
+    LARGE: tl.constexpr,
     LANES: tl.constexpr,
     COARSE: tl.constexpr,
     FINE: tl.constexpr,
@@ -345,41 +348,22 @@ def _decode(
     row = _index(1024, 1, COARSE)[:, None]
     block = first + _index(LANES, 0, COARSE)[None, :]
     column = key_ptr + number * key_step * dim + block
-    key = tl.load(column + _offset(row, blocks), mask=row < _column(blocks, dim, block), other=0.0)
+    key = tl.load(_at(column, row, blocks), mask=_inside(row, block, blocks, whole, rest, LARGE), other=0.0)
     word = _hash(seed, block, row)
-    t = _rotate(_flip(key, word), FINE, LANES) * 0.03125 * tl.load(reciprocal_ptr + message)
-
-    # A quarter of a thread's rows after another, to need fewer registers.
+    kept = _kept(word)
+    t = _rotate(_flip(key, word), FINE, LANES) * (0.03125 * tl.load(reciprocal_ptr + message))
+    size = tl.max(tl.abs(t).to(tl.int32, bitcast=True), axis=0)
     lane = first + _index(LANES, 0, FINE)
     symbol = _symbols(symbols_ptr + message * (32 * BITS) * blocks, first, blocks, BITS, LANES, FINE, UNPACKED)
-    block = (lane[None, :] + tl.zeros_like(symbol)).to(tl.uint32)
-    row = _index(1024, 1, FINE)[:, None] + tl.zeros_like(symbol).to(tl.int32)
-    t0, t1 = _halves(t, 32, LANES)
-    s0, s1 = _halves(symbol, 32, LANES)
-    b0, b1 = _halves(block, 32, LANES)
-    r0, r1 = _halves(row, 32, LANES)
-    t00, t01 = _halves(t0, 16, LANES)
-    t10, t11 = _halves(t1, 16, LANES)
-    s00, s01 = _halves(s0, 16, LANES)
-    s10, s11 = _halves(s1, 16, LANES)
-    b00, b01 = _halves(b0, 16, LANES)
-    r00, r01 = _halves(r0, 16, LANES)
-    r10, r11 = _halves(r1, 16, LANES)
-    t00, check00, size00 = _nearest(t00, s00, seed, b00, r00, BITS)
-    t01, check01, size01 = _nearest(t01, s01, seed, b00, r01, BITS)
-    t10, check10, size10 = _nearest(t10, s10, seed, b00, r10, BITS)
-    t11, check11, size11 = _nearest(t11, s11, seed, b00, r11, BITS)
-    t = _whole(_whole(t00, t01, 16, LANES), _whole(t10, t11, 16, LANES), 32, LANES)
-    t = tl.reshape(t, (1024, LANES))
-    check = _along(tl.sum(check00 + check01 + check10 + check11, axis=0), FINE)
-    size = tl.maximum(tl.maximum(size00, size01), tl.maximum(size10, size11))
-    size = _along(tl.max(size, axis=0), FINE)
+    t, check = _nearest(t, symbol, _again(kept, FINE), BITS)
+    check = tl.sum(check, axis=0)
     expected = tl.load(checks_ptr + message * blocks + lane, mask=lane < blocks, other=0)
     failed = (check != expected) | (size >= _LIMIT_BITS)
     tl.store(failed_ptr + number * blocks + lane, failed.to(tl.int8), mask=lane < blocks)
 
     z = _rotate_back(t, COARSE, LANES) * (tl.load(side_ptr + message) * 0.03125)
-    _store_rotated_back(out_ptr + number * dim, z, seed, first, dim, blocks, zero, LANES, COARSE)
+    inside = _inside(row, block, blocks, whole, rest, LARGE)
+    tl.store(_at(out_ptr + number * dim + block, row, blocks), _flip(z, _again(kept, COARSE)), mask=inside)
 
 
 @jit
@@ -396,7 +380,7 @@ def _inverse_root(s):
     return guess * (1.5 - (half * guess) * guess)
 
 
-@jit(do_not_specialize=["dim", "blocks"])
+@jit(do_not_specialize=["dim", "blocks", "whole", "rest"])
 def _encode_difference(
     x_ptr,
     seed_ptr,
@@ -406,12 +390,15 @@ def _encode_difference(
     match_ptr,
     dim,
     blocks,
+    whole,
+    rest,
     BITS: tl.constexpr,
     A: tl.constexpr,
     B: tl.constexpr,
     C: tl.constexpr,
     D: tl.constexpr,
-    ALL: tl.constexpr,
+    SPREAD: tl.constexpr,
+    LARGE: tl.constexpr,
     LANES: tl.constexpr,
     COARSE: tl.constexpr,
     FINE: tl.constexpr,
@@ -424,11 +411,11 @@ def _encode_difference(
     row = _index(1024, 1, COARSE)[:, None]
     block = first + _index(LANES, 0, COARSE)[None, :]
     column = x_ptr + message * dim + block
-    x = tl.load(column + _offset(row, blocks), mask=row < _column(blocks, dim, block), other=0.0)
+    x = tl.load(_at(column, row, blocks), mask=_inside(row, block, blocks, whole, rest, LARGE), other=0.0)
     part = x * x
     for stage in tl.static_range(5):
         part = _halve(part, 1024 >> stage, LANES)
-    part = _arrange(part, ALL)
+    part = _arrange(part, SPREAD)
     for stage in tl.static_range(4):
         part = _halve(part, 32 >> stage, LANES)
     energy = _along(tl.sum(part, axis=0), FINE)
@@ -437,27 +424,24 @@ def _encode_difference(
     row = _index(1024, 1, FINE)[:, None]
     lane = first + _index(LANES, 0, FINE)
     tl.store(energy_ptr + message * blocks + lane, energy, mask=lane < blocks)
-    value = z * 0.03125
-    size = tl.abs(value)
-    t = size * _inverse_root(energy * 0.0009765625)[None, :]
+    t = tl.abs(z) * (_inverse_root(energy * 0.0009765625) * 0.03125)[None, :]
     place = t * (t * (t * (t * D + C) + B) + A)
-    place = tl.where(place > 0, place, 0.0)
     place = tl.where(place < (1 << (BITS - 1)) - 1, place, (1 << (BITS - 1)) - 1.0)
-    cell = place.to(tl.int32)
-    match = size * tl.load(levels_ptr + cell)
+    sign = (z.to(tl.uint32, bitcast=True) >> (32 - BITS)) & (1 << (BITS - 1))
+    symbol = place.to(tl.int32).to(tl.uint32, bitcast=True) | sign
+    match = z * tl.load(levels_ptr + symbol.to(tl.int32))
     match = tl.reshape(match, (64, 16, LANES))
     for stage in tl.static_range(4):
         match = tl.sum(tl.reshape(match, (64, 2, 8 >> stage, LANES)), axis=1)
-    match = _arrange(tl.reshape(match, (64, LANES)), ALL)
+    match = _arrange(tl.reshape(match, (64, LANES)), SPREAD)
     for stage in tl.static_range(5):
         match = _halve(match, 64 >> stage, LANES)
-    match = _along(tl.sum(match, axis=0), FINE)
+    match = _along(tl.sum(match, axis=0), FINE) * 0.03125
     tl.store(match_ptr + message * blocks + lane, match, mask=lane < blocks)
-    symbol = cell.to(tl.uint32) | ((value.to(tl.uint32, bitcast=True) >> 31) << (BITS - 1))
     _store_symbols(symbols_ptr + message * (32 * BITS) * blocks, symbol, row, first, blocks, BITS, LANES, WORDS, GROUPS)
 
 
-@jit(do_not_specialize=["dim", "blocks", "zero"])
+@jit(do_not_specialize=["dim", "blocks", "whole", "rest"])
 def _decode_difference(
     symbols_ptr,
     scale_ptr,
@@ -466,8 +450,10 @@ def _decode_difference(
     out_ptr,
     dim,
     blocks,
-    zero,
+    whole,
+    rest,
     BITS: tl.constexpr,
+    LARGE: tl.constexpr,
     LANES: tl.constexpr,
     COARSE: tl.constexpr,
     FINE: tl.constexpr,
@@ -477,19 +463,20 @@ def _decode_difference(
     first = tl.program_id(0).to(tl.int64) * LANES
     seed = tl.load(seed_ptr + message).to(tl.uint64)
     symbol = _symbols(symbols_ptr + message * (32 * BITS) * blocks, first, blocks, BITS, LANES, FINE, UNPACKED)
-    level = tl.load(levels_ptr + (symbol & ((1 << (BITS - 1)) - 1)).to(tl.int32))
-    z = _rotate_back(_flip(level, (symbol >> (BITS - 1)) << 31), COARSE, LANES)
-    lane = first + _index(LANES, 0, COARSE)
-    scale = tl.load(scale_ptr + message * blocks + lane, mask=lane < blocks, other=0.0) * 0.03125
-    z = z * scale[None, :]
-    _store_rotated_back(out_ptr + message * dim, z, seed, first, dim, blocks, zero, LANES, COARSE)
+    z = _rotate_back(tl.load(levels_ptr + (symbol & ((1 << BITS) - 1)).to(tl.int32)), COARSE, LANES)
+    row = _index(1024, 1, COARSE)[:, None]
+    block = first + _index(LANES, 0, COARSE)[None, :]
+    scale = tl.load(scale_ptr + message * blocks + block, mask=block < blocks, other=0.0)
+    inside = _inside(row, block, blocks, whole, rest, LARGE)
+    z = _flip(z * (scale * 0.03125), _hash(seed, block, row))
+    tl.store(_at(out_ptr + message * dim + block, row, blocks), z, mask=inside)
 
 
 class Triton:
     """On a GPU; or anywhere under TRITON_INTERPRET=1, slowly, for tests."""
 
     lanes = 8  # blocks in a tile, and warps to work on it: 32 octets of every row, a sector of memory
-    encode_registers, decode_registers = 72, 128  # a thread's; the fastest of those tried on an H200
+    encode_registers, decode_registers = 72, 80  # a thread's: three tiles at a time on each multiprocessor of an H200
 
     def __init__(self) -> None:
         if not INTERPRETED and not torch.cuda.is_available():
@@ -514,11 +501,12 @@ class Triton:
                 widest,
                 dim,
                 blocks,
+                *divmod(dim, blocks),
                 BITS=bits,
                 WORDS=_layout(self.lanes, bits),
                 GROUPS=_layout(self.lanes, 1),
                 maxnreg=self.encode_registers,
-                **self._options(),
+                **self._options(blocks),
             )
         return Encoded(symbols, checks, widest.view(torch.float32))
 
@@ -542,13 +530,13 @@ class Triton:
                 failed.view(torch.int8),
                 dim,
                 blocks,
+                *divmod(dim, blocks),
                 int(len(symbols) > 1),
                 int(len(key) > 1),
-                0,
                 BITS=bits,
                 UNPACKED=_unpacked(self.lanes, bits),
                 maxnreg=self.decode_registers,
-                **self._options(),
+                **self._options(blocks),
             )
         return Decoded(vectors, failed)
 
@@ -571,16 +559,17 @@ class Triton:
                 match,
                 dim,
                 blocks,
+                *divmod(dim, blocks),
                 BITS=bits,
                 A=a,
                 B=b,
                 C=c,
                 D=d,
-                ALL=_layout(self.lanes, 64),
+                SPREAD=_spread(self.lanes),
                 WORDS=_layout(self.lanes, bits),
                 GROUPS=_layout(self.lanes, 1),
                 maxnreg=self.encode_registers,
-                **self._options(),
+                **self._options(blocks),
             )
         return Rounded(symbols, energy, match)
 
@@ -599,16 +588,17 @@ class Triton:
                 vectors,
                 dim,
                 blocks,
-                0,
+                *divmod(dim, blocks),
                 BITS=bits,
                 UNPACKED=_unpacked(self.lanes, bits),
                 maxnreg=self.decode_registers,
-                **self._options(),
+                **self._options(blocks),
             )
         return vectors
 
-    def _options(self) -> dict[str, Any]:
+    def _options(self, blocks: int) -> dict[str, Any]:
         return {
+            "LARGE": blocks >= 32,
             "LANES": self.lanes,
             "COARSE": _layout(self.lanes, 1),
             "FINE": _layout(self.lanes, 32),
@@ -619,7 +609,9 @@ class Triton:
 
 @cache
 def _levels(bits: int, device: torch.device) -> Tensor:
-    return gaussian.levels(bits).to(device)
+    """By symbol: those with a sign after those without."""
+    size = gaussian.levels(bits)
+    return torch.cat((size, -size)).to(device)
 
 
 @cache
@@ -628,6 +620,14 @@ def _layout(lanes: int, neighbours: int) -> Any:
     if INTERPRETED:
         return None
     return tl.BlockedLayout([neighbours, 1], [32 // lanes, lanes], [lanes, 1], [1, 0])
+
+
+@cache
+def _spread(lanes: int) -> Any:
+    """Of few rows each warp has all, and a thread every (32/lanes)th."""
+    if INTERPRETED:
+        return None
+    return tl.BlockedLayout([1, 1], [32 // lanes, lanes], [1, lanes], [1, 0])
 
 
 @cache

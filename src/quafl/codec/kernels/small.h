@@ -153,7 +153,6 @@ static void small_encode_difference(const float *x, int64_t dim, int rows, uint3
   for (int i = 0; i < rows; i++) {
     float size = small_abs(z[i]), t = size * guess;
     float place = t * (t * (t * (t * curve[3] + curve[2]) + curve[1]) + curve[0]);
-    place = place > 0.0f ? place : 0.0f;
     place = place < most ? place : most;
     int32_t cell = (int32_t)place, sign;
     memcpy(&sign, &z[i], 4);
