@@ -70,7 +70,7 @@ class Calibrated:
 
     A round takes `wait` and the time of one exchange. Clients answer with whatever part of their `local_steps` (K) they
     have done; one that has done nothing does not answer. `forget` is the share of all memories that fades in a sweep,
-    the time in which everybody is contacted once in the mean.
+    the time in which everybody is contacted once in the mean. The first step is 1 + `haste` times as long as later ones.
     """
 
     sampled: int = 5
@@ -78,6 +78,7 @@ class Calibrated:
     server_lr: float = 1.0
     server: Descent = PLAIN  # how the server moves along the calibrated direction
     forget: float = 0.02
+    haste: float = 2.0
     wait: float = 0.0
     patience: float = inf  # how long the server waits for answers
     defence: Defence = NO_DEFENCE
@@ -90,6 +91,8 @@ class Calibrated:
         check_server_lr(self.server_lr)
         if not 0 <= self.forget < inf:
             raise ValueError(f"forget is {self.forget}, must not be negative, and finite; 0 to remember for ever")
+        if not 0 <= self.haste < inf:
+            raise ValueError(f"haste is {self.haste}, must not be negative, and finite; 0 for steps of one length")
         if not self.wait >= 0:
             raise ValueError(f"wait is {self.wait}, must not be negative")
 
@@ -130,7 +133,7 @@ class Calibrated:
             server,
             held.distances,
             votes=held.votes,
-            model=server.model - self.server_lr * (2 * contacted / size) ** 0.5 * step,
+            model=server.model - self._length(contacted / size, server.sweeps) * step,
             buffers=mean_or(server.buffers, held.up.statistics),
             memory=fade * memory,
             shares=fade * shares,
@@ -138,6 +141,10 @@ class Calibrated:
             descent=descent,
             sweeps=server.sweeps + contacted / size,
         )
+
+    def _length(self, share: float, sweeps: float) -> float:
+        """η_s √(2s/n) (1 + haste·e^(−sweeps)): longer while nearly nobody has been heard twice."""
+        return self.server_lr * (2 * share) ** 0.5 * (1 + self.haste * exp(-sweeps))
 
     def _size(self, before: Tensor, clients: Clients, sweeps: float) -> int:
         """n: those who are there, and those who were contacted before their memory has faded."""
