@@ -3,15 +3,15 @@
     python benchmarks/regimes.py [FOLDER]
 
 The rows of each figure in the folder (runs/paper by default) are published beside the page; what has been published
-before and is not in the folder stays. The page is made of what has been published. What is to be said of it stands in
-regimes/summary.md, and of a figure in regimes/ID.md.
+before of a figure and is not in the folder stays, as long as the preset is the same. The page is made of what has been
+published. What is to be said of it stands in regimes/summary.md, and of a figure in regimes/ID.md.
 """
 
 import csv
 import json
 import sys
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, reduce
 from pathlib import Path
 from typing import NamedTuple
 
@@ -87,25 +87,37 @@ def publish(name: str, runs: Path) -> None:
     folders = sorted(path.parent for path in (runs / name / "curves").glob("*/rows.csv"))
     if not folders:
         return
-    wanted = load_figure(name)
-    curves = {curve.label: curve for curve in map(read_curve, folders)}
-    seeds = set.intersection(*(set(curve.seeds) for curve in curves.values()))  # a sitting may have ended before others
+    wanted = load_figure(name).curves
+    before = published(name)
+    rows: dict[str, dict[int, list[Row]]] = {curve.label: {} for curve in wanted}
+    troubles: dict[str, dict[int, str]] = {curve.label: {} for curve in wanted}
+    made: list[dict[str, str]] = []
+    if before is not None and not before.stale:
+        made = [before.made]
+        for label, curve in before.curves.items():
+            rows[label] |= curve.seeds
+            troubles[label] |= curve.troubles
+    for curve in map(read_curve, folders):
+        made.append(curve.versions)
+        rows[curve.label] |= curve.seeds
+        troubles[curve.label] |= curve.troubles
+    seeds = set.intersection(*(set(found) for found in rows.values()))  # a sitting may have ended before others
+    if not seeds:
+        return
     FOLDER.mkdir(exist_ok=True)
     with (FOLDER / f"{name}.csv").open("w", encoding="utf-8") as stream:
         writer = csv.writer(stream, lineterminator="\n")
         writer.writerow(["curve", *COLUMNS])
-        for settings in wanted.curves:
-            for rows in (rows for seed, rows in curves[settings.label].seeds.items() if seed in seeds):
-                writer.writerows([settings.label, *(f"{row[column]:.10g}" for column in COLUMNS)] for row in rows)
-    made: dict[str, str] = {}
-    for curve in curves.values():
-        made = joined(made, curve.versions) if made else curve.versions
+        for label, found in rows.items():
+            for row in (row for seed in sorted(seeds) for row in found[seed]):
+                writer.writerow([label, *(f"{row[column]:.10g}" for column in COLUMNS)])
     about = {
-        "settings": fingerprint(wanted.curves),
-        "made with": made,
-        "troubles": {label: curve.troubles for label, curve in curves.items() if curve.troubles},
+        "settings": fingerprint(wanted),
+        "made with": reduce(joined, made),
+        "troubles": {label: found for label, found in troubles.items() if found},
     }
     (FOLDER / f"{name}.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+    published.cache_clear()
 
 
 @cache

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from quafl.cli.terminal import Changes, Device, Jobs, Json, one_sentence, only_json
+from quafl.cli.terminal import Changes, Device, Jobs, Json, Only, one_sentence, only_json
 
 app = typer.Typer()
 
@@ -26,18 +26,22 @@ def reproduce(
         Path, typer.Option(help="Folder for the results, one in it for each figure.", file_okay=False)
     ] = Path("runs/paper"),
     set_: Changes = None,
+    only: Only = None,
     jobs: Jobs = None,
 ) -> None:
     """Reproduce figures: their runs, their pictures, and whether their claims hold. Given again, it goes on. The runs
-    of several are worked off together."""
+    of several are worked off together. With --only, curves are run, and nothing is judged."""
     with one_sentence():
-        from quafl.cli.reproductions import list_figures, reproduce_all
+        from quafl.cli.reproductions import list_figures, reproduce_all, run_curves
 
         if show or not names:
             list_figures()
             return
         overrides = [*(set_ or []), *([f"run.device={device}"] if device else [])]
         overrides += [f"run.seeds={list(range(seeds))}"] if seeds else []
+        if only:
+            run_curves(names, only, overrides, out, jobs, quick=quick)
+            return
         said = ["--seeds", str(seeds)] if seeds else []
         said += [*(["--quick"] if quick else []), *(["--device", device] if device else [])]
         said += [word for one in set_ or [] for word in ("--set", one)]

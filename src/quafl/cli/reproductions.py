@@ -14,7 +14,8 @@ from quafl.record.summary import REPORT, RecordError, RunError, read_curve
 from quafl.run import figures as judging
 from quafl.run.folders import RunFolder, accumulate, share
 from quafl.settings.curve import Settings
-from quafl.settings.figures import REGIMES, Reproduction, figures, load_figure, local_steps
+from quafl.settings.figures import REGIMES, Cell, Reproduction, figures, load_figure, local_steps
+from quafl.settings.reading import only_some
 from quafl.tasks import DataError
 
 
@@ -25,15 +26,40 @@ def reproduce_all(
     if names == ["all"]:
         _reproduce_each(figures(), overrides, out, jobs, said, quick=quick)
         return
-    wanted = [
-        load_figure(one, overrides, quick=quick)
-        for name in names
-        for one in (figures(REGIMES) if name == REGIMES else [name])
-    ]
+    wanted = _wanted(names, overrides, quick=quick)
     if len(wanted) == 1:
         _reproduce(wanted[0], out, jobs, shlex.join(["quafl", "reproduce", wanted[0].name, *said]))
     else:
         _reproduce_together(wanted, out, jobs, said)
+
+
+def run_curves(
+    names: Sequence[str], only: Sequence[str], overrides: Sequence[str], out: Path, jobs: int | None, *, quick: bool
+) -> None:
+    """Some curves of the figures, as a part of what `reproduce_all` runs."""
+    wanted = _wanted(names, overrides, quick=quick)
+    begun = []
+    for figure in wanted:
+        place = _announced(figure, out)
+        if figure.cells:
+            for cell in figure.cells:
+                begun += _begun(only_some(cell.curves, only), _place_of(cell, place), place.parent)
+        else:
+            runs = place.with_name(figure.figure.of or figure.name) / "curves"
+            begun += _begun(only_some(figure.curves, only), runs, place.parent)
+    for trouble in work_off(begun, GO_ON, jobs=jobs):
+        console.print(trouble, style="yellow", markup=False)
+    console.print(
+        f"The curves: {out}; without --only the figures are drawn and judged", highlight=False, soft_wrap=True
+    )
+
+
+def _wanted(names: Sequence[str], overrides: Sequence[str], *, quick: bool) -> list[Reproduction]:
+    return [
+        load_figure(one, overrides, quick=quick)
+        for name in names
+        for one in (figures(REGIMES) if name == REGIMES else [name])
+    ]
 
 
 def _reproduce_each(
@@ -135,14 +161,20 @@ def _tell(claim: dict[str, Any], remark: str = "") -> None:
         console.print(f"      {finding['what']}: {mean}, {interval}", markup=False, highlight=False, soft_wrap=True)
 
 
+def _where(cell: Cell) -> str:
+    return ", ".join(f"{key} {value}" for key, value in cell.place.items())
+
+
+def _place_of(cell: Cell, out: Path) -> Path:
+    return out / "curves" / _where(cell).replace(" ", "-").replace(",", "")
+
+
 def _map(wanted: Reproduction, out: Path, jobs: int | None, command: str) -> None:
     """All cells, one after another."""
     cells = []
     for number, cell in enumerate(wanted.cells):
-        where = ", ".join(f"{key} {value}" for key, value in cell.place.items())
-        console.print(f"{number + 1} of {len(wanted.cells)}: {where}", markup=False, highlight=False)
-        place = out / "curves" / where.replace(" ", "-").replace(",", "")
-        cells.append(_begun(cell.curves, place, out.parent))
+        console.print(f"{number + 1} of {len(wanted.cells)}: {_where(cell)}", markup=False, highlight=False)
+        cells.append(_begun(cell.curves, _place_of(cell, out), out.parent))
         for trouble in work_off(cells[-1], GO_ON, jobs=jobs):
             console.print(trouble, style="yellow", markup=False)
     result = judging.conclude_map(wanted, out, cells, command)

@@ -1,14 +1,11 @@
 """Runs: `quafl run | export | report`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from quafl.cli.terminal import Changes, Jobs, complain, console, one_sentence
-
-if TYPE_CHECKING:
-    from quafl.settings.curve import Settings
+from quafl.cli.terminal import Changes, Jobs, Only, complain, console, one_sentence
 
 app = typer.Typer()
 
@@ -20,9 +17,7 @@ def run(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the results.", file_okay=False)] = None,
     set_: Changes = None,
-    only: Annotated[
-        list[str] | None, typer.Option("--only", metavar="CURVE", help="Run this curve alone; may be repeated.")
-    ] = None,
+    only: Only = None,
     jobs: Jobs = None,
     ray: Annotated[
         str | None,
@@ -42,7 +37,7 @@ def run(
         from quafl.record.summary import REPORT, read_curve
         from quafl.run.folders import prepare, reopen
         from quafl.settings.base import SettingsError
-        from quafl.settings.reading import load
+        from quafl.settings.reading import load, only_some
 
         if ray is not None and jobs is not None:
             raise SettingsError("--ray and -j exclude each other: a cluster knows how many processes it has")
@@ -53,22 +48,12 @@ def run(
         elif source is None or out is None:
             raise SettingsError("say what to run and where: quafl run NAME|FILE.toml --out DIR, or --resume DIR")
         else:
-            folders = prepare(_chosen(load(source, set_ or []), only), out, overwrite=overwrite)
+            folders = prepare(only_some(load(source, set_ or []), only), out, overwrite=overwrite)
         go_on = f"continue with: quafl run --resume {out}"
         troubles = work_off(folders, go_on, jobs=jobs, ray=ray, checkpoint_seconds=checkpoint)
         conclude([read_curve(folder.path) for folder in folders], out / REPORT)
         if troubles:
             complain("; ".join(troubles))
-
-
-def _chosen(curves: "list[Settings]", only: list[str] | None) -> "list[Settings]":
-    from quafl.settings.base import SettingsError
-
-    labels = [curve.label for curve in curves]
-    unknown = next((label for label in only or [] if label not in labels), None)
-    if unknown is not None:
-        raise SettingsError(f"--only {unknown}: there is no such curve, choose from {', '.join(labels)}")
-    return [curve for curve in curves if only is None or curve.label in only]
 
 
 @app.command()

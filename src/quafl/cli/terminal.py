@@ -18,6 +18,9 @@ Changes = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of every curve, e.g. algorithm.lr=0.2."),
 ]
+Only = Annotated[
+    list[str] | None, typer.Option("--only", metavar="CURVE", help="Run this curve alone; may be repeated.")
+]
 Jobs = Annotated[
     int | None, typer.Option("-j", "--jobs", min=1, help="Processes; by default one per core, or per GPU.")
 ]

@@ -8,7 +8,7 @@ has two vectors, however many clients there are. docs/algorithms/calibrated.md h
 """
 
 from dataclasses import dataclass, replace
-from math import exp, inf
+from math import exp, inf, sqrt
 from typing import ClassVar
 
 import torch
@@ -70,7 +70,8 @@ class Calibrated:
 
     A round takes `wait` and the time of one exchange. Clients answer with whatever part of their `local_steps` (K) they
     have done; one that has done nothing does not answer. `forget` is the share of all memories that fades in a sweep,
-    the time in which everybody is contacted once in the mean. The first step is 1 + `haste` times as long as later ones.
+    the time in which everybody is contacted once in the mean. The first step is 1 + `haste` times as long as later
+    ones.
     """
 
     sampled: int = 5
@@ -144,7 +145,7 @@ class Calibrated:
 
     def _length(self, share: float, sweeps: float) -> float:
         """η_s √(2s/n) (1 + haste·e^(−sweeps)): longer while nearly nobody has been heard twice."""
-        return self.server_lr * (2 * share) ** 0.5 * (1 + self.haste * exp(-sweeps))
+        return self.server_lr * sqrt(2 * share) * (1 + self.haste * exp(-sweeps))
 
     def _size(self, before: Tensor, clients: Clients, sweeps: float) -> int:
         """n: those who are there, and those who were contacted before their memory has faded."""

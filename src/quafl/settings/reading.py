@@ -73,6 +73,15 @@ def preset_names(folder: str) -> list[str]:
     return sorted(entry.name.removesuffix(".toml") for entry in entries if entry.name.endswith(".toml"))
 
 
+def only_some(curves: Sequence[Settings], only: Sequence[str] | None) -> list[Settings]:
+    """Those of these labels; all, if there is no choice."""
+    labels = [curve.label for curve in curves]
+    unknown = next((label for label in only or [] if label not in labels), None)
+    if unknown is not None:
+        raise SettingsError(f"--only {unknown}: there is no such curve, choose from {', '.join(labels)}")
+    return [curve for curve in curves if only is None or curve.label in only]
+
+
 def read_preset(folder: str, name: str) -> Raw:
     """A file that comes with the package, as it is."""
     return tomllib.loads(preset_text(folder, name))
