@@ -57,7 +57,8 @@ an uncompressed exchange takes 10 time units.
 This page is made by `python benchmarks/regimes.py` from the rows beside it. Fashion-MNIST's rows were recorded on one
 H200 in two sittings, seed 0 and a part of seed 1 in the first: a script gave the presets' curves to the functions
 behind `quafl reproduce` and `quafl tune` (`run.folders.accumulate`, `run.pool`), 15 processes at a time under CUDA's
-MPS, and joined the rows. The command beside each table makes them again; it was not what was typed."""
+MPS, and joined the rows. Calibrated's were recorded again in a third, by `quafl reproduce … --only Calibrated`. The
+command beside each table makes all of its rows again."""
 READING = """\
 ## How to read the numbers
 
@@ -221,7 +222,7 @@ def standing(world: World, measure: str) -> str:
     for word, text in (("does not hold", "behind"), ("undecided", "not told apart from")):
         some = [label for label in rivals if words[label] == word]
         if some:
-            parts.append(f"{text} {', '.join(some)}")
+            parts.append(f"{text} {'anybody' if len(some) == len(rivals) else ', '.join(some)}")
     return "; ".join(parts)
 
 

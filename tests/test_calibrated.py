@@ -42,21 +42,33 @@ def test_calibrated_equals_two_rounds_computed_by_hand() -> None:
     """Both are contacted in every round, after one step and two; nothing is forgotten.
 
     Round 1, y = 0: x_0 = 1/2, so δ_0 = 1/2 and κ_0 = 1/6. x_1 = 5/2, 13/4: δ_1 = −9/4, κ_1 = 2/7. Nobody was contacted
-    before, at 0 sweeps: weights 1. The direction is (1/2 − 9/4)/2 = −7/8, the rate √(2·2/2)·(1 + ½e^0) = 3√2/2:
-    X = 1 + 21√2/16. Σ y = 1/12 − 9/14. Both take over what they heard, 1.
+    before, at 0 sweeps: weights 1. The direction is (1/2 − 9/4)/2 = −7/8, the rate √(2·2/2) = √2: X = 1 + 7√2/8.
+    Σ y = 1/12 − 9/14. Both take over what they heard, 1.
     Round 2: δ_0 = 1/2, d_0 = 1/2 − 1/12 = 5/12, δ_1 = −9/4, d_1 = −9/4 + 9/14 = −45/28, one sweep old: weights 1/√2.
-    X = 1 + 21√2/16 − √2·(1 + ½/e)·((5/12 − 45/28)/(2√2) + (1/12 − 9/14)/2)."""
-    algorithm = Calibrated(sampled=2, local_steps=9, forget=0.0, haste=0.5, wait=1.0)
+    X = 1 + 7√2/8 − √2·((5/12 − 45/28)/(2√2) + (1/12 − 9/14)/2)."""
+    algorithm = Calibrated(sampled=2, local_steps=9, forget=0.0, wait=1.0)
     w = world(two(), 2, algorithm, lr=0.5, speeds=Constant(steady(torch.tensor([1.0, 0.5]))))
     first, second = w.rounds(2)
-    assert first.model.item() == pytest.approx(1 + 21 * sqrt(2) / 16)
+    assert first.model.item() == pytest.approx(1 + 7 * sqrt(2) / 8)
     assert first.memory.item() == pytest.approx(1 / 12 - 9 / 14)
     assert w.bases().flatten().tolist() == pytest.approx([first.model.item()] * 2)  # what was heard last
     residuals = (5 / 12 - 45 / 28) / (2 * sqrt(2))
-    direction = residuals + (1 / 12 - 9 / 14) / 2
-    assert second.model.item() == pytest.approx(first.model.item() - sqrt(2) * (1 + 0.5 * exp(-1)) * direction)
+    assert second.model.item() == pytest.approx(first.model.item() - sqrt(2) * (residuals + (1 / 12 - 9 / 14) / 2))
     assert second.memory.item() == pytest.approx(1 / 12 - 9 / 14 + 5 / 12 / 6 - 45 / 28 * 2 / 7)
     assert w.informed().memory.flatten().tolist() == pytest.approx([1 / 12 + 5 / 72, -9 / 14 - 45 / 98])
+
+
+def test_a_step_is_one_at_first_and_settles_at_the_root_of_2s_over_n() -> None:
+    """One of eight a round: ½ + ½ e^(−sweeps), of the direction that the server's state and what it heard make."""
+    w = world(many(8), 8, Calibrated(sampled=1, local_steps=9, forget=0.0, wait=1.0), lr=0.1)
+    before = w.start
+    for round, after in enumerate(islice(w.states(), 40)):
+        heard = w.came[-1]
+        age = before.sweeps - before.contacted[heard.senders].clamp(min=0) if round else torch.zeros(1)
+        direction = heard.up.residual[0] / (1 + age).sqrt() + before.memory / 8
+        step = 0.5 + 0.5 * exp(-round / 8)
+        torch.testing.assert_close(before.model - after.model, (step * direction).to(after.model), rtol=1e-4, atol=1e-5)
+        before = after
 
 
 def test_a_client_that_has_done_nothing_sends_nothing_and_takes_the_model_over() -> None:
@@ -268,7 +280,6 @@ def test_fadas_takes_the_largest_square_and_a_smaller_rate_for_what_is_old() -> 
 def test_settings_that_make_no_sense_are_refused() -> None:
     for made, text in (
         (lambda: Calibrated(forget=-1.0), "forget is -1.0, must not be negative, and finite"),
-        (lambda: Calibrated(haste=-1.0), "haste is -1.0, must not be negative, and finite"),
         (lambda: Calibrated(server_lr=0.0), "server_lr is 0.0, must be positive and finite"),
         (lambda: FedBuff(delay=0.5), "delay is 0.5, must be at least 1 round"),
         (lambda: FedAvg(server_lr=0.5), "server_lr is 0.5, must be 1 where the server adopts the mean"),

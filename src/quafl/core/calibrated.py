@@ -70,8 +70,7 @@ class Calibrated:
 
     A round takes `wait` and the time of one exchange. Clients answer with whatever part of their `local_steps` (K) they
     have done; one that has done nothing does not answer. `forget` is the share of all memories that fades in a sweep,
-    the time in which everybody is contacted once in the mean. The first step is 1 + `haste` times as long as later
-    ones.
+    the time in which everybody is contacted once in the mean.
     """
 
     sampled: int = 5
@@ -79,7 +78,6 @@ class Calibrated:
     server_lr: float = 1.0
     server: Descent = PLAIN  # how the server moves along the calibrated direction
     forget: float = 0.02
-    haste: float = 2.0
     wait: float = 0.0
     patience: float = inf  # how long the server waits for answers
     defence: Defence = NO_DEFENCE
@@ -92,8 +90,6 @@ class Calibrated:
         check_server_lr(self.server_lr)
         if not 0 <= self.forget < inf:
             raise ValueError(f"forget is {self.forget}, must not be negative, and finite; 0 to remember for ever")
-        if not 0 <= self.haste < inf:
-            raise ValueError(f"haste is {self.haste}, must not be negative, and finite; 0 for steps of one length")
         if not self.wait >= 0:
             raise ValueError(f"wait is {self.wait}, must not be negative")
 
@@ -144,8 +140,9 @@ class Calibrated:
         )
 
     def _length(self, share: float, sweeps: float) -> float:
-        """η_s √(2s/n) (1 + haste·e^(−sweeps)): longer while nearly nobody has been heard twice."""
-        return self.server_lr * sqrt(2 * share) * (1 + self.haste * exp(-sweeps))
+        """η_s times what settles at √(2s/n), and is 1 at first, while there is no memory in the direction."""
+        settled = sqrt(2 * share)
+        return self.server_lr * (settled + max(0.0, 1 - settled) * exp(-sweeps))
 
     def _size(self, before: Tensor, clients: Clients, sweeps: float) -> int:
         """n: those who are there, and those who were contacted before their memory has faded."""

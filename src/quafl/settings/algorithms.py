@@ -193,7 +193,6 @@ class CalibratedSettings(Polled, Moving):
     name: Literal["calibrated"]
     local_steps: int = Field(default=10, ge=1)  # K: most steps behind an answer
     forget: NotNegative = 0.02  # share of the memories that fades in a sweep
-    haste: NotNegative = 2.0  # by which the first step is longer, as a multiple of later ones; gone within a few sweeps
 
     def build(self, defence: Defence = NO_DEFENCE) -> Algorithm:
         """The algorithm."""
@@ -203,7 +202,6 @@ class CalibratedSettings(Polled, Moving):
             server_lr=self.server_lr,
             server=self.descent(),
             forget=self.forget,
-            haste=self.haste,
             wait=self.wait,
             patience=self.patience,
             defence=defence,
