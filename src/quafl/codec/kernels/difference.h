@@ -52,9 +52,9 @@ static void NAME(encode_difference)(const float *x, int64_t dim, int64_t blocks,
                                     const float *curve, const float *levels, uint32_t *symbols, float *energies,
                                     float *matches) {
   vf tile[1024] __attribute__((aligned(64))), parts[128];
-  const int cells = 1 << (bits - 1);
-  const struct NAME(table) table = NAME(table_of)(levels, cells);
-  const vf most = (vf){0} + (float)(cells - 1);
+  const int count = 1 << (bits - 1);
+  const struct NAME(table) table = NAME(table_of)(levels, count);
+  const vf most = (vf){0} + (float)(count - 1);
   const float a = curve[0], b = curve[1], c = curve[2], d = curve[3];
   for (int64_t w = 0; w < blocks; w += LANES) {
     const vu keys = NAME(block_keys)(key, w);
@@ -76,6 +76,7 @@ static void NAME(encode_difference)(const float *x, int64_t dim, int64_t blocks,
     vu group[32];
     for (int top = 0; top < 1024; top += 16) {
       vf z[16], found[16];
+      vi cells[16];
       _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) z[i] = tile[top + i];
       DOWN(16, z)
       _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) {
@@ -83,12 +84,11 @@ static void NAME(encode_difference)(const float *x, int64_t dim, int64_t blocks,
         vf size = (vf)((vi)value & 0x7FFFFFFF);
         vf t = size * inverse;
         vf place = t * (t * (t * (t * d + c) + b) + a);
-        vi less = place < most;
-        place = (vf)(((vi)place & less) | ((vi)most & ~less));
-        vi cell = __builtin_convertvector(place, vi);
-        found[i] = size * NAME(level)(&table, cell);
-        group[(top & 16) + i] = (vu)cell | ((vu)value >> 31) << (bits - 1);
+        cells[i] = __builtin_convertvector(NAME(least)(place, most), vi);
+        found[i] = size;
+        group[(top & 16) + i] = (vu)cells[i] | ((vu)value >> 31) << (bits - 1);
       }
+      for (int i = 0; i < 16; i++) found[i] *= NAME(level)(&table, cells[i]);
       parts[top / 16] = NAME(sum)(found, 16);
       if (top & 16) NAME(pack)(group, bits, symbols + (top / 32) * bits * blocks + w, blocks, w);
     }

@@ -11,6 +11,9 @@
 #ifdef __linux__
 #include <sys/mman.h>
 #endif
+#ifdef __SSE2__
+#include <immintrin.h>
+#endif
 
 #define GOLDEN 0x9E3779B9u
 #define FARTHEST 0x4A000000 /* 2^21 as a float's bits: beyond it, float32 does not resolve the place within a cell */

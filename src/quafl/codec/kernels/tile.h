@@ -123,6 +123,20 @@ static inline void NAME(rotate_back_and_store)(vf *restrict tile, const vu *hash
   }
 }
 
+/* The smaller of two, `y` if one is not a number. */
+static inline vf NAME(least)(vf x, vf y) {
+#if defined(__SSE2__) && LANES == 4
+  return (vf)_mm_min_ps((__m128)x, (__m128)y);
+#elif defined(SEVERAL_SETS) && LANES == 8
+  return (vf)_mm256_min_ps((__m256)x, (__m256)y);
+#elif defined(SEVERAL_SETS) && LANES == 16
+  return (vf)_mm512_min_ps((__m512)x, (__m512)y);
+#else
+  vi less = x < y;
+  return (vf)(((vi)x & less) | ((vi)y & ~less));
+#endif
+}
+
 static inline vf NAME(dither)(vu hash) { return __builtin_convertvector((vi)(hash >> 7 & 0xFFFFFFu), vf) * 0x1p-24f; }
 
 /* 32 symbols into `bits` rows of words, and back. */
