@@ -241,7 +241,7 @@ def profile(simulation: Simulation, rounds: Any) -> dict[str, float]:
 
         return run
 
-    parts = [(fleet, "execute", "local steps"), (Coder, "pack", "encode"), (Coder, "unpack", "decode")]
+    parts = [(fleet.crew, "execute", "local steps"), (Coder, "pack", "encode"), (Coder, "unpack", "decode")]
     parts += [(Store, "__getitem__", "clients' states"), (Store, "put", "clients' states")]
     before = [getattr(owner, name) for owner, name, _ in parts]
     for (owner, name, label), function in zip(parts, before, strict=True):
@@ -268,17 +268,17 @@ def rate(work: Callable[[], object], steps: Callable[[], int]) -> float:
 
 def executor_alone(bench: Bench, task: Supervised, simulation: Simulation, rounds: Any) -> float:
     """The steps of some rounds once more, without messages, clients' states and server."""
-    fleet, execute = simulation._fleet, simulation._fleet.execute
+    crew, execute = simulation._fleet.crew, simulation._fleet.crew.execute
     calls: list[tuple[Any, Any]] = []
 
     def listen(clients: Any, ids: Any, counts: Any) -> Any:
         calls.append((ids, counts))
         return execute(clients, ids, counts)
 
-    fleet.execute = listen  # type: ignore[assignment]  # it has no name
+    crew.execute = listen  # type: ignore[assignment]  # it has no name
     for _ in range(10):
         next(rounds)
-    fleet.execute = execute
+    crew.execute = execute
     plain = newcomers(bench.algorithm, *task.initial(), torch.ones(bench.algorithm.sampled))
     everybody = replace(plain, optimizer=bench.optimizer.init(plain.base))
 

@@ -394,13 +394,13 @@ def test_clients_that_are_asked_one_by_one_are_trained_together() -> None:
         task, 20, World(), FedBuff(sampled=5, local_steps=3), QSGD(bits=8), sgd(0.1), Plan(until=100.0, every=50.0)
     )
     together: list[int] = []
-    execute = run._fleet.execute
+    execute = run._fleet.crew.execute
 
     def listening(clients: Any, ids: Tensor, counts: Tensor) -> Any:
         together.append(len(ids))
         return execute(clients, ids, counts)
 
-    run._fleet.execute = listening  # type: ignore[assignment]  # it has no name
+    run._fleet.crew.execute = listening  # type: ignore[assignment]  # it has no name
     assert len(list(run)) > 10
     assert together[0] == 20
     assert sum(together) / len(together) > 5

@@ -16,6 +16,7 @@ from quafl.core.conversation import Replies
 from quafl.core.randomness import Generators
 from quafl.core.seams import Algorithm, Optimizer, ServerState, Task
 from quafl.sim.clock import VirtualClock
+from quafl.sim.crew import Crew
 from quafl.sim.fleet import SimulatedFleet
 from quafl.sim.link import Link
 from quafl.sim.piecewise import Piecewise
@@ -70,9 +71,12 @@ class World:
 
     def informed(self) -> Any:
         """All clients, as they will be when they hear what became of their last answers."""
-        fleet, said = self.fleet, dict(self.fleet._said)
-        clients = fleet._informed(torch.arange(fleet.size), fleet.clients.everybody())
-        fleet._said = said
+        everybody = self.fleet.clients.everybody()
+        crew = self.fleet.crew
+        assert isinstance(crew, Crew)
+        said = dict(crew._said)
+        clients = crew.informed(torch.arange(self.fleet.size), everybody)
+        crew._said = said
         return clients
 
     def scatter(self, bases: Tensor) -> None:

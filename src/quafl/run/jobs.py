@@ -18,6 +18,7 @@ from quafl.run.versions import OWN, joined, versions
 from quafl.settings.world import Run
 from quafl.sim import Diverged, Simulation
 
+FORMAT = "2"  # of checkpoints
 CHECKPOINT_SHARE = 0.05  # of the time, at most, goes into checkpoints
 
 Which: TypeAlias = Literal["best", "last"]
@@ -80,7 +81,7 @@ def compute(job: Job, on_news: Callable[[News], None], stopping: Callable[[], bo
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     here, how = versions(), {"device": name, "executor": simulation.executor, "precision": run.precision}
     settings = job.settings.only(job.seed).to_toml()
-    made_with = {"settings": settings, "quafl": here["quafl"], "torch": here["torch"], **how}
+    made_with = {"settings": settings, "quafl": here["quafl"], "torch": here["torch"], "format": FORMAT, **how}
     computed = {**how, "code": here["code"], "date": here["date"], **own_code(job.settings)}
     if checkpoint.exists():
         computed = joined(before.get("computed", {}), computed)

@@ -3,34 +3,36 @@ clients together, because nobody can tell before."""
 
 import logging
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from math import inf
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
-from quafl.codec.coders import Coder, Coders, Parcel
+from quafl.codec.coders import Coders
 from quafl.codec.seams import Packet
-from quafl.core.client import Said, counted, listen, newcomers, speak
+from quafl.core.client import newcomers
 from quafl.core.conversation import Await, Clients, Look, Replies, Round, Sleep, Tell, Want
 from quafl.core.messages import Message
 from quafl.core.pieces import zeros
 from quafl.core.randomness import Generators
 from quafl.core.seams import Algorithm, Counts, Ids, Optimizer, ServerState, Task, Totals
 from quafl.core.server import keyed
-from quafl.protocol.speech import Hearing, as_heard, decode_down, encode_up, keys_up, only
+from quafl.protocol.speech import as_heard, keys_up
 from quafl.record.evaluations import Diverged
 from quafl.sim.clock import VirtualClock
+from quafl.sim.crew import Contacts, Crew, Telling, Words
 from quafl.sim.executors import Choice
 from quafl.sim.link import Link
 from quafl.sim.speeds import Speeds
 from quafl.sim.store import Store
-from quafl.sim.traffic import Sent, Told, Traffic, Trip, Words
+from quafl.sim.traffic import Sent, Told, Traffic, Trip
 
 _log = logging.getLogger(__name__)
 Server = TypeVar("Server", bound=ServerState)
+Spread: TypeAlias = Callable[[Store], Contacts]  # of a store of newcomers, clients that are elsewhere
 # Coordinates: clients are contacted in groups whose models stay in a processor's cache, or in a fraction of a GPU.
 TOGETHER = defaultdict(lambda: 2**20, cuda=2**28)
 SLOW = 0.5  # of the fastest client's speed
@@ -41,18 +43,8 @@ class _Waiting(NamedTuple):
     """A contact whose answer is under way although the local steps behind it have not been computed yet: nobody knows
     it, and those of more clients can then be computed together."""
 
-    hearing: Hearing
-    clients: Any
-    steps: Counts
+    number: int
     sent: Sent
-
-
-class _Said(NamedTuple):
-    """A client's last answer, until the client knows what has become of it."""
-
-    up: Message  # as it was said, or, when it is applied, as the server has decoded it
-    row: int
-    applied: bool
 
 
 class _Failure(NamedTuple):
@@ -94,6 +86,7 @@ class SimulatedFleet:
         unreachable: float = 0.0,
         given: Mapping[str, Tensor] | None = None,
         executor: str = "auto",
+        spread: Spread | None = None,
     ) -> None:
         self.totals = Totals()
         everybody = newcomers(algorithm, *task.initial(), speeds.relative())
@@ -102,30 +95,28 @@ class SimulatedFleet:
             optimizer=optimizer.init(everybody.base[0]),
             left_out=coders.up.nothing_left_out(everybody.base[0]),
         )
+        store = Store(everybody, somebody, **(given or {}))
         self._slow = speeds.relative() <= SLOW
         self._there, self._present = torch.empty(0, dtype=torch.bool), torch.empty(0, dtype=torch.int64)
-        self._store = Store(everybody, somebody, **(given or {}))
+        self._contacts = 0  # ever, of clients together
         self._waiting: list[_Waiting] = []  # contacts whose local steps have not been computed yet
         self._busy: set[int] = set()  # clients in them
-        self.size = len(self._store)
+        self.size = len(store)
         self._since = torch.zeros(self.size, dtype=torch.float64)  # when each client's local steps began
-        self._traffic = Traffic(
-            link, algorithm.sampled if limited else self.size, algorithm.records.up, algorithm.records.down
-        )
-        self._said: dict[int, _Said] = {}  # each client's last answer
+        self._traffic = Traffic(link, algorithm.sampled if limited else self.size, algorithm.records.down)
         self._named: set[int] = set()  # clients whose broken progress has been told
         self._failed: list[_Failure] = []  # of which the server has not heard yet
         self._failures = 0  # of clients that had taken a step, in a row
         self._bearable = min(self.size, 4 * algorithm.sampled)
         self._silence = 0.0  # when all who were asked last would have answered, if nothing had been lost
         self._together = max(1, TOGETHER[somebody.base.device.type] // max(len(somebody.base), 1))
-        self._task, self._optimizer, self._algorithm, self._coders = task, optimizer, algorithm, coders
+        self._algorithm, self._coders = algorithm, coders
         self._clock, self._speeds, self._rng = clock, speeds, rng
         self._link, self._unreachable = link, unreachable
 
         def typical() -> Counts:
             """Steps that each client may have to take when it is contacted."""
-            everybody = self._store.outline(torch.arange(self.size))
+            everybody = store.outline(torch.arange(self.size))
             round_time = link.latency + algorithm.wait
             if not everybody.budget.any() or not round_time:
                 return self._asked_for(everybody) if not everybody.budget.any() else everybody.budget
@@ -133,10 +124,12 @@ class SimulatedFleet:
             spread = 2 * (torch.arange(self.size) * GOLDEN % 1)  # from none to twice as many, as waiting times are
             return (expected * spread).round().long().minimum(everybody.budget)
 
-        sampled = min(algorithm.sampled, self._together)
-        self.execute = Choice(task, optimizer, algorithm.direction, somebody, self.size, sampled, typical).make(
-            executor
-        )
+        if spread is None:
+            sampled = min(algorithm.sampled, self._together)
+            choice = Choice(task, optimizer, algorithm.direction, somebody, self.size, sampled, typical)
+            self.crew: Contacts = Crew(task, optimizer, algorithm, coders, store, choice.make(executor))
+        else:
+            self.crew = spread(store)
         one, heard = (_blank(message, somebody) for message in (algorithm.records.up, algorithm.records.down))
         far = {vector.name: torch.zeros(1) for vector in one.vectors()}
         self._zero = zeros(somebody.base)
@@ -185,7 +178,7 @@ class SimulatedFleet:
         self.totals.lost += len(to) - len(reached)
         if not self._busy.isdisjoint(reached.tolist()):
             self._compute()  # they go on from what they have become
-        outline = self._store.outline(reached)
+        outline = self.crew.outline(reached)
         steps = torch.zeros_like(reached)
         if outline.budget.any():
             steps = self._speeds.steps_within(reached, self._since[reached], now, outline.budget)
@@ -194,13 +187,13 @@ class SimulatedFleet:
         if more.any():
             ready = ready + self._speeds.duration(reached, now, more)
         keys = as_heard(self._coders, want.down, parcel) if self._coders.up.needs_keys else None
-        question = Told(want.server.round, keys)
+        question, telling = Told(want.server.round, keys), Telling(want.server.round, parcel, want.down, coder)
         for start in range(0, len(reached), self._together):
             group = slice(start, start + self._together)
             sent = self._sent(reached[group], ready[group], parcel.nbytes, question)
             self._traffic.void(sent.sender)
             self._traffic.depart(sent)
-            self._contact(sent, steps[group], more[group], parcel, want.down, coder)
+            self._contact(sent, steps[group], more[group], telling)
         self._since[reached] = now
 
     def _asked_for(self, outline: Any) -> Counts:
@@ -217,49 +210,30 @@ class SimulatedFleet:
     def clients(self) -> Store:
         """As they are now."""
         self._compute()
-        return self._store
+        return self.crew.everybody()
 
     def _sent(self, ids: Ids, ready: Tensor, octets: int, question: Told) -> Sent:
         """Answers that nobody knows yet, to a message of so many octets."""
         down, up = torch.full((len(ids),), octets), torch.full((len(ids),), self._reply_bytes)
         return Sent(ready, down, up, ids, silent=torch.zeros(len(ids), dtype=torch.bool), question=question)
 
-    def _contact(self, sent: Sent, steps: Counts, more: Counts, parcel: Parcel, told: Message, coder: Coder) -> None:
+    def _contact(self, sent: Sent, steps: Counts, more: Counts, telling: Telling) -> None:
         """The clients hear the message, after so many steps, and take so many more before they answer."""
-
-        def repair(place: int, row: int, request: Packet) -> Packet:
-            refinement = coder.refine(told, place, request)
-            self.totals.refined += request.sent == parcel.packets[place].bits
-            self.totals.up += request.nbytes
-            self.totals.down += refinement.nbytes
-            sent.up[row] += request.nbytes
-            sent.down[row] += refinement.nbytes
-            return refinement
-
-        ids = sent.sender
-        clients = counted(self._store[ids], self._task, ids)
-        if steps.any():
-            clients = self.execute(clients, ids, steps)
-        clients = self._informed(ids, clients)
-        hearing = decode_down(coder, parcel, clients, repair)
-        clients = listen(self._algorithm, self._optimizer, clients, hearing.down, sent.question.round)
+        self._contacts += 1
+        for repair in self.crew.contact(self._contacts, sent.sender, steps, more, telling):
+            self.totals.refined += repair.first
+            self.totals.up += repair.asked
+            self.totals.down += repair.answered
+            sent.up[repair.row] += repair.asked
+            sent.down[repair.row] += repair.answered
+        one = _Waiting(self._contacts, sent)
         if not more.any():
-            self._settle(sent, hearing, clients, at_once=True)
+            self._settle([one], at_once=True)
             return
-        self._waiting.append(_Waiting(hearing, clients, more, sent))
-        self._busy.update(ids.tolist())
+        self._waiting.append(one)
+        self._busy.update(sent.sender.tolist())
         if len(self._busy) >= self._together:
             self._compute()
-
-    def _informed(self, ids: Ids, clients: Any) -> Any:
-        """Those whose last answer has not been applied, and so never will be, know it now."""
-        said = {row: self._said.pop(client) for row, client in enumerate(ids.tolist()) if client in self._said}
-        for change, applied in (self._algorithm.lost, False), (self._algorithm.applied, True):
-            rows = [row for row, one in said.items() if one.applied == applied]
-            if rows and change is not None:
-                ups = self._algorithm.records.up.stack([said[row].up[said[row].row] for row in rows])
-                clients = clients.with_rows(torch.tensor(rows), change(clients[rows], ups))
-        return clients
 
     def _compute(self) -> None:
         """The local steps of all who have been asked and have not answered yet, together."""
@@ -267,44 +241,30 @@ class SimulatedFleet:
         groups: list[list[_Waiting]] = []
         room = 0
         for one in waiting:
-            if len(one.steps) > room:
+            if len(one.sent.sender) > room:
                 groups.append([])
                 room = self._together
             groups[-1].append(one)
-            room -= len(one.steps)
+            room -= len(one.sent.sender)
         for group in groups:
-            ids, steps = torch.cat([one.sent.sender for one in group]), torch.cat([one.steps for one in group])
-            trained = self.execute(type(group[0].clients).join([one.clients for one in group]), ids, steps)
-            start = 0
-            for one in group:
-                mine, start = slice(start, start + len(one.steps)), start + len(one.steps)
-                self._settle(one.sent, one.hearing, trained[mine], at_once=False)
+            self._settle(group, at_once=False)
 
-    def _settle(self, sent: Sent, hearing: Hearing, clients: Any, *, at_once: bool) -> None:
+    def _settle(self, group: Sequence[_Waiting], *, at_once: bool) -> None:
         """What clients have become, and what they say."""
-        said = speak(self._algorithm, self._optimizer, clients, hearing.down)
-        answers = said.answers
-        everybody = bool(answers.all())
-        if not everybody:
-            hearing = only(hearing, answers)
-        parcel, after = self._encoded(said, hearing, sent, at_once=at_once)
-        self._store.put(sent.sender, after)
-        answer = Words(parcel, said.up, said.steps, hearing.measured)
-        if not everybody:
-            self._keep_silent(sent, said)
-            rows = (answers.cumsum(0) - 1).clamp(min=0) if answers.any() else torch.empty(0, dtype=torch.int64)
-            answer = answer[rows]  # a row for each, the silent ones' of no meaning
-        sent.answer = answer
-        told = zip(sent.sender.tolist(), answers.tolist(), strict=True)
-        self._said |= {
-            client: _Said(answer.up, row, applied=False) for row, (client, whole) in enumerate(told) if whole
-        }
+        voices = self.crew.compute([one.number for one in group])
+        for (number, sent), (answers, broken) in zip(group, voices, strict=True):
+            answer = self.crew.say(number, self._dither(sent), at_once=at_once)
+            if not answers.all():
+                self._keep_silent(sent, answers, broken)
+                rows = (answers.cumsum(0) - 1).clamp(min=0) if answers.any() else torch.empty(0, dtype=torch.int64)
+                answer = answer[rows]  # a row for each, the silent ones' of no meaning
+            sent.answer = answer
 
-    def _keep_silent(self, sent: Sent, said: Said) -> None:
+    def _keep_silent(self, sent: Sent, answers: Tensor, broken: Tensor) -> None:
         """Some clients do not answer, and the server hears that instead."""
-        sent.silent = ~said.answers
+        sent.silent = ~answers
         known = (sent.ready + self._link.latency).tolist()
-        rows = zip(known, sent.sender.tolist(), said.broken.tolist(), strict=True)
+        rows = zip(known, sent.sender.tolist(), broken.tolist(), strict=True)
         self._failed += [
             _Failure(when, who, sent.question.round, broken=broken)
             for (when, who, broken), silent in zip(rows, sent.silent.tolist(), strict=True)
@@ -312,9 +272,9 @@ class SimulatedFleet:
         ]
         self._traffic.void(sent.sender[sent.silent])
 
-    def _encoded(self, said: Said, hearing: Hearing, sent: Sent, *, at_once: bool) -> tuple[Parcel, Any]:
-        """What those clients say that say something, and what all have become."""
-        return encode_up(self._coders, said, hearing, at_once=at_once, rng=self._rng["dither of clients"])
+    def _dither(self, sent: Sent) -> torch.Generator:
+        """Whence those clients draw what they round with."""
+        return self._rng["dither of clients"]
 
     def receive(self, count: int, within: float, since: int) -> Replies:
         """The earliest answers under way. Nobody waits longer than an exchange takes for answers that will never come;
@@ -343,7 +303,6 @@ class SimulatedFleet:
         if self._traffic.is_void(trip) or trip.sent.question.round < since:
             self.totals.lost += 1
             return False
-        self._said.pop(trip.client, None)
         self.totals.steps += said.steps
         self._count_contact(trip.client, idle=said.steps == 0)
         return True
@@ -360,28 +319,22 @@ class SimulatedFleet:
         self._compute()
         return {
             "totals": asdict(self.totals),
-            "clients": self._store.state(),
+            **self.crew.state(),
             "traffic": self._traffic.state(),
             "since": self._since.clone(),
             "silence": self._silence,
             "failed": [tuple(failure) for failure in self._failed],
             "failures": self._failures,
-            "said": {client: (one.up[one.row].tree(), one.applied) for client, one in self._said.items()},
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from there."""
         self.totals = Totals(**state["totals"])
         self._waiting, self._busy = [], set()
-        self._store.restore(state["clients"])
+        self.crew.restore(state)
         self._traffic.restore(state["traffic"])
         self._since, self._silence = state["since"].clone(), state["silence"]
         self._failed, self._failures = [_Failure(*failure) for failure in state["failed"]], state["failures"]
-        made = self._algorithm.records.up
-        self._said = {
-            client: _Said(made.stack([made.from_tree(up)]), 0, applied)
-            for client, (up, applied) in state["said"].items()
-        }
 
     def _drop(self, broken: Sequence[_Failure]) -> None:
         self.totals.broken += len(broken)
@@ -421,7 +374,7 @@ class SimulatedFleet:
         spent = torch.zeros(len(arrived), dtype=torch.float64)
 
         def refine(place: int, row: int, request: Packet) -> Packet:
-            refinement = self._coders.up.refine(answer.up[row], place, request)
+            refinement = self.crew.refine(int(senders[row]), place, request)
             self.totals.refined += request.sent == answer.parcel.packets[place].bits
             self.totals.down += request.nbytes
             self.totals.up += refinement.nbytes
@@ -431,8 +384,7 @@ class SimulatedFleet:
             return refinement
 
         up = self._coders.up.unpack(answer.parcel, self._keys(arrived), refine)
-        if self._algorithm.applied is not None:
-            self._said |= {client: _Said(up, row, applied=True) for row, client in enumerate(senders.tolist())}
+        self.crew.taken(senders, up)
         return Replies(
             senders=senders,
             up=up,

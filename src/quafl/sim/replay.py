@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from quafl.codec.coders import Coders, Parcel
-from quafl.core.client import Said, newcomers
+from quafl.core.client import newcomers
 from quafl.core.conversation import Await, Clients, Look, Replies, Sleep, Tell, Want
 from quafl.core.messages import Message
 from quafl.core.pieces import zeros
@@ -21,8 +21,9 @@ from quafl.core.seams import Algorithm, Batch, ClientState, Ids, Optimizer, Scor
 from quafl.protocol.history import Line, Reached, Replied, Run, digest
 from quafl.protocol.log import Gave, Joined, Looked, Returned
 from quafl.protocol.server import past_after, ticket_of
-from quafl.protocol.speech import Hearing, as_heard, encode_up, model_of
+from quafl.protocol.speech import as_heard, model_of
 from quafl.sim.clock import VirtualClock
+from quafl.sim.crew import Telling
 from quafl.sim.fleet import SimulatedFleet
 from quafl.sim.piecewise import Piecewise
 from quafl.sim.speeds import Constant
@@ -88,7 +89,7 @@ class ReplayedFleet(SimulatedFleet):
         super().__init__(
             task, optimizer, algorithm, coders, VirtualClock(), steady, rng, limited=False, executor="sequential"
         )
-        self._names, self._run, self._lines = names, run, lines
+        self._names, self._run, self._lines, self._optimizer = names, run, lines, optimizer
         self._serial, self._looked, self._past = 0, 0.0, b""
         self._script: dict[tuple[str, str], Replied] = {
             (line.name, line.ticket): line for line in lines if isinstance(line, Replied)
@@ -147,14 +148,14 @@ class ReplayedFleet(SimulatedFleet):
         if joins:
             nothing = {one.name: zeros(model_of(told)) for one in coder.vectors}
             self._join(ids, coder.unpack(packed, nothing))
-        outline = self._store.outline(ids)
+        outline = self.crew.outline(ids)
         before = torch.tensor([0 if joins else replied.steps]).minimum(outline.budget)
         more = self._asked_for(replace(outline, taken=before))
         if int(before + more) != replied.steps:
             raise Deviation(f"round {question.round}: {replied.name} took {replied.steps} steps, could not have")
         self._ticket = ticket.hex()
         sent = self._sent(ids, torch.zeros(1, dtype=torch.float64), packed.nbytes, question)
-        self._contact(sent, before, more, packed, told, coder)
+        self._contact(sent, before, more, Telling(question.round, packed, told, coder))
         self._compute()
         if joins and replied.steps == 0:
             self._still_a_newcomer(ids)
@@ -167,27 +168,24 @@ class ReplayedFleet(SimulatedFleet):
     def _join(self, ids: Ids, heard: Message) -> None:
         fresh = newcomers(self._algorithm, model_of(heard), heard.statistics, torch.ones(1))
         nothing = self._coders.up.nothing_left_out(fresh.base)
-        self._store.put(ids, replace(fresh, optimizer=self._optimizer.init(fresh.base), left_out=nothing))
+        self.crew.everybody().put(ids, replace(fresh, optimizer=self._optimizer.init(fresh.base), left_out=nothing))
         self._joined.add(int(ids))
 
     def _still_a_newcomer(self, ids: Ids) -> None:
-        after = self._store[ids]
+        after = self.crew.everybody()[ids]
         plain = ClientState(**{f.name: getattr(after, f.name) for f in fields(ClientState)})
-        self._store.put(ids, self._algorithm.newcomer(plain, torch.ones(1)))
+        self.crew.everybody().put(ids, self._algorithm.newcomer(plain, torch.ones(1)))
 
-    def _encoded(self, said: Said, hearing: Hearing, sent: Sent, *, at_once: bool) -> tuple[Parcel, Any]:
+    def _dither(self, sent: Sent) -> torch.Generator:
         """Each client has a generator of its own for each contact."""
         (client,) = sent.sender.tolist()
-        rng = torch.Generator().manual_seed(derive(self._run, self._names[client], self._ticket))
-        return encode_up(self._coders, said, hearing, at_once=at_once, rng=rng)
+        return torch.Generator().manual_seed(derive(self._run, self._names[client], self._ticket))
 
     def _given_back(self, line: Gave) -> Replies:
         missing = [name for name, ticket in line.replies if (name, ticket) not in self._answers]
         if missing:
             raise Deviation(f"the algorithm was given an answer of {missing[0]}, which was not asked that")
         arrived = [self._answers.pop((name, ticket)) for name, ticket in line.replies]
-        for trip in arrived:
-            self._said.pop(trip.client, None)
         replies = self._decoded(arrived, self._clock.now()) if arrived else self._nothing
         return replace(replies, failed=torch.tensor(line.failed, dtype=torch.int64))
 

@@ -133,7 +133,7 @@ class Simulation:
     @property
     def executor(self) -> str:
         """How local steps are computed."""
-        return self._fleet.execute.name
+        return self._fleet.crew.name
 
     def __iter__(self) -> Iterator[Row | None]:
         """At time 0, whenever `every` more time has passed, and at the last state that is reached by the time `until`,

@@ -1,6 +1,5 @@
 """Answers on their way to the server, over a link that carries only so many exchanges at a time."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from heapq import heappop, heappush, heapreplace
 from math import inf
@@ -12,6 +11,7 @@ from quafl.codec.coders import Parcel
 from quafl.core.messages import Message
 from quafl.core.seams import Counts, Ids
 from quafl.core.structs import Struct
+from quafl.sim.crew import Words
 from quafl.sim.link import Link
 
 
@@ -21,16 +21,6 @@ class Told:
 
     round: int
     down: Message | None  # what the answers are near to; None where nobody needs it
-
-
-@dataclass(frozen=True, slots=True)
-class Words(Struct):
-    """What clients say, a row each."""
-
-    parcel: Parcel
-    up: Message  # kept by the senders until they know that it was applied
-    steps: Counts
-    distances: Mapping[str, Tensor]
 
 
 @dataclass(slots=True)
@@ -64,8 +54,8 @@ class Trip(NamedTuple):
 class Traffic:
     """Exchanges begin in the order in which the clients are ready, `lanes` at a time."""
 
-    def __init__(self, link: Link, lanes: int, up: type[Message], down: type[Message]) -> None:
-        self._link, self._up, self._down = link, up, down
+    def __init__(self, link: Link, lanes: int, down: type[Message]) -> None:
+        self._link, self._down = link, down
         self._waiting: list[Trip] = []  # for the link, by the time they are ready
         self._moving: list[Trip] = []  # by the time they arrive
         self._free = [0.0] * lanes  # when each lane is
@@ -131,14 +121,12 @@ class Traffic:
         number: int,
         round: int,
         told: dict[str, Any] | None,
-        said: dict[str, Any],
         **sent: Any,
     ) -> Trip:
         """What `_plain` wrote down."""
         question = Told(round, None if told is None else self._down.from_tree(told))
         answer = Words(
             parcel=Parcel.from_tree(sent.pop("parcel")),
-            up=self._up.from_tree(said),
             steps=sent.pop("steps"),
             distances=sent.pop("distances"),
         )
@@ -166,7 +154,6 @@ def _plain(trip: Trip) -> dict[str, Any]:
         "number": trip.number,
         "round": question.round,
         "told": None if question.down is None else question.down.tree(),
-        "said": one.answer.up.tree(),
         "parcel": one.answer.parcel.each(Tensor.clone).tree(),  # uncompressed, it is what was said, of another type
         "steps": one.answer.steps,
         "distances": dict(one.answer.distances),

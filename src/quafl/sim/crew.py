@@ -1,0 +1,243 @@
+"""What clients do when they are contacted: they hear, take local steps, and say something. Who is contacted, and when,
+is the fleet's."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from quafl.codec.coders import Coder, Coders, Parcel
+from quafl.codec.seams import Packet
+from quafl.core.client import Said, counted, listen, speak
+from quafl.core.messages import Message
+from quafl.core.seams import Algorithm, Counts, Ids, Optimizer, Task
+from quafl.core.structs import Struct
+from quafl.protocol.speech import Hearing, decode_down, encode_up, only, understood
+from quafl.sim.executors import Executor
+from quafl.sim.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Telling:
+    """What the server tells clients that are contacted together."""
+
+    round: int
+    parcel: Parcel  # on its way
+    told: Message  # in full precision: whence repairs are answered
+    coder: Coder
+
+
+class Repair(NamedTuple):
+    """A client could not decode a part of the message, and has asked for more bits of it."""
+
+    row: int  # the client's, of those contacted together
+    asked: int  # octets
+    answered: int
+    first: bool  # of this vector of the message
+
+
+@dataclass(frozen=True, slots=True)
+class Words(Struct):
+    """What clients say, a row each."""
+
+    parcel: Parcel
+    steps: Counts
+    distances: Mapping[str, Tensor]
+
+
+class Voices(NamedTuple):
+    """Who of the contacted clients answers, a row each."""
+
+    answers: Tensor  # bool
+    broken: Tensor  # bool: not, because its progress is not finite
+
+
+class Contacts(Protocol):
+    """The clients of a fleet, wherever they are. Those that are contacted together have a number in common, from the
+    contact until they have said their words."""
+
+    @property
+    def name(self) -> str:
+        """Of how local steps are computed."""
+
+    def outline(self, ids: Ids) -> Any:
+        """Those clients' numbers."""
+
+    def contact(self, number: int, ids: Ids, steps: Counts, more: Counts, telling: Telling) -> Sequence[Repair]:
+        """Those clients take so many steps and hear a message; before they answer, they will take so many more."""
+
+    def compute(self, numbers: Sequence[int]) -> Sequence[Voices]:
+        """Contacted clients take the steps before their answers, all together."""
+
+    def say(self, number: int, rng: torch.Generator, *, at_once: bool) -> Words:
+        """Their answers, a row for each client that answers. The clients are then what they become."""
+
+    def refine(self, client: int, place: int, request: Packet) -> Packet:
+        """The server asks for more bits of a vector of the client's last answer."""
+
+    def taken(self, ids: Ids, up: Message) -> None:
+        """Those clients' last answers have arrived, and been decoded."""
+
+    def everybody(self) -> Store:
+        """All clients as they are."""
+
+    def state(self) -> dict[str, Any]:
+        """For `restore`, when nobody has more steps to take."""
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from there."""
+
+
+class _Said(NamedTuple):
+    """A client's last answer, until the client knows what has become of it."""
+
+    up: Message  # as it was said, or, when it is applied, as the server has decoded it
+    row: int
+    parcel: Parcel | None  # as it was sent; None when it is applied
+    applied: bool
+
+
+class _Contacted(NamedTuple):
+    """Clients that are to answer."""
+
+    ids: Ids
+    hearing: Hearing
+    clients: Any
+    more: Counts
+
+
+class Crew:
+    """All clients here, in one store; local steps are taken by an executor."""
+
+    def __init__(
+        self,
+        task: Task,
+        optimizer: Optimizer,
+        algorithm: Algorithm,
+        coders: Coders,
+        store: Store,
+        execute: Executor,
+    ) -> None:
+        self.store, self.execute = store, execute
+        self._task, self._optimizer, self._algorithm, self._coders = task, optimizer, algorithm, coders
+        self._contacted: dict[int, _Contacted] = {}
+        self._speaking: dict[int, tuple[Ids, Said, Hearing]] = {}
+        self._said: dict[int, _Said] = {}
+
+    @property
+    def name(self) -> str:
+        """Of the executor."""
+        return self.execute.name
+
+    def outline(self, ids: Ids) -> Any:
+        """See Contacts."""
+        return self.store.outline(ids)
+
+    def contact(self, number: int, ids: Ids, steps: Counts, more: Counts, telling: Telling) -> list[Repair]:
+        """See Contacts."""
+        repairs: list[Repair] = []
+        coder, parcel = telling.coder, telling.parcel
+
+        def repair(place: int, row: int, request: Packet) -> Packet:
+            refinement = coder.refine(telling.told, place, request)
+            first = request.sent == parcel.packets[place].bits
+            repairs.append(Repair(row, request.nbytes, refinement.nbytes, first))
+            return refinement
+
+        clients = counted(self.store[ids], self._task, ids)
+        if steps.any():
+            clients = self.execute(clients, ids, steps)
+        clients = self.informed(ids, clients)
+        hearing = decode_down(coder, parcel, clients, repair)
+        clients = listen(self._algorithm, self._optimizer, clients, hearing.down, telling.round)
+        self._contacted[number] = _Contacted(ids, hearing, clients, more)
+        return repairs
+
+    def informed(self, ids: Ids, clients: Any) -> Any:
+        """Those whose last answer has not been applied, and so never will be, know it now."""
+        said = {row: self._said.pop(client) for row, client in enumerate(ids.tolist()) if client in self._said}
+        for change, applied in (self._algorithm.lost, False), (self._algorithm.applied, True):
+            rows = [row for row, one in said.items() if one.applied == applied]
+            if rows and change is not None:
+                ups = self._algorithm.records.up.stack([said[row].up[said[row].row] for row in rows])
+                clients = clients.with_rows(torch.tensor(rows), change(clients[rows], ups))
+        return clients
+
+    def compute(self, numbers: Sequence[int]) -> list[Voices]:
+        """See Contacts."""
+        contacted = [self._contacted.pop(number) for number in numbers]
+        trained, start = self._trained(contacted), 0
+        voices = []
+        for number, one in zip(numbers, contacted, strict=True):
+            mine = trained if len(numbers) == 1 else trained[start : start + len(one.ids)]
+            start += len(one.ids)
+            said = speak(self._algorithm, self._optimizer, mine, one.hearing.down)
+            hearing = one.hearing if said.answers.all() else only(one.hearing, said.answers)
+            self._speaking[number] = one.ids, said, hearing
+            voices.append(Voices(said.answers, said.broken))
+        return voices
+
+    def _trained(self, contacted: Sequence[_Contacted]) -> Any:
+        """All their clients, after the steps before their answers."""
+        clients = type(contacted[0].clients).join([one.clients for one in contacted])
+        more = torch.cat([one.more for one in contacted])
+        return self.execute(clients, torch.cat([one.ids for one in contacted]), more) if more.any() else clients
+
+    def say(self, number: int, rng: torch.Generator, *, at_once: bool) -> Words:
+        """See Contacts."""
+        ids, said, hearing = self._speaking.pop(number)
+        parcel, after = encode_up(self._coders, said, hearing, at_once=at_once, rng=rng)
+        self.store.put(ids, after)
+        answering = enumerate(ids[said.answers].tolist())
+        self._said |= {client: _Said(said.up, row, parcel, applied=False) for row, client in answering}
+        return Words(parcel, said.steps, hearing.measured)
+
+    def refine(self, client: int, place: int, request: Packet) -> Packet:
+        """See Contacts."""
+        said = self._said[client]
+        return self._coders.up.refine(said.up[said.row], place, request)
+
+    def taken(self, ids: Ids, up: Message) -> None:
+        """See Contacts."""
+        for row, client in enumerate(ids.tolist()):
+            if self._algorithm.applied is None:
+                self._said.pop(client, None)
+            else:
+                self._said[client] = _Said(up, row, None, applied=True)
+
+    def as_taken(self, ids: Ids) -> Message:
+        """Those clients' last answers, as far as they know how the server has decoded them."""
+        said = [self._said[client] for client in ids.tolist()]
+        ups = self._algorithm.records.up.stack([one.up[one.row] for one in said])
+        parcel = Parcel.stack([one.parcel[one.row] for one in said if one.parcel is not None])
+        return understood(self._coders.up, ups, parcel)[0]
+
+    def everybody(self) -> Store:
+        """See Contacts."""
+        return self.store
+
+    def state(self) -> dict[str, Any]:
+        """See Contacts."""
+        return {"clients": self.store.state(), "said": {client: _tree(one) for client, one in self._said.items()}}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """See Contacts."""
+        self._contacted, self._speaking = {}, {}
+        self.store.restore(state["clients"])
+        made = self._algorithm.records.up
+        self._said = {
+            client: _Said(
+                made.stack([made.from_tree(up)]),
+                0,
+                None if parcel is None else Parcel.stack([Parcel.from_tree(parcel)]),
+                applied,
+            )
+            for client, (up, parcel, applied) in state["said"].items()
+        }
+
+
+def _tree(said: _Said) -> tuple[Any, ...]:
+    parcel = None if said.parcel is None else said.parcel[said.row].each(Tensor.clone).tree()
+    return said.up[said.row].tree(), parcel, said.applied
