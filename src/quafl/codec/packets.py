@@ -1,6 +1,7 @@
 """What all codecs do with packets: making them, and refusing what does not fit."""
 
 from itertools import zip_longest
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -81,8 +82,18 @@ def broadcast(one: torch.Size, other: torch.Size) -> torch.Size:
     return torch.Size(b if a == 1 else a for a, b in reversed(sizes))
 
 
-def draw_seeds(x: Model, rng: torch.Generator) -> Tensor:
+class Share(NamedTuple):
+    """Whence some of a message's rows draw what they would have drawn beside all others."""
+
+    generator: torch.Generator
+    total: int  # of rows
+    mine: Tensor  # their places among all
+
+
+def draw_seeds(x: Model, rng: torch.Generator | Share) -> Tensor:
     """A fresh seed for each row."""
+    if isinstance(rng, Share):
+        return torch.randint(2**63 - 1, (rng.total,), generator=rng.generator)[rng.mine].to(x.device)
     return torch.randint(2**63 - 1, x.shape[:-1], generator=rng, device=rng.device).to(x.device)
 
 

@@ -27,6 +27,7 @@ from quafl.settings.world import Run
 from quafl.sim import Simulation, World
 from quafl.sim.checks import check_parts
 from quafl.sim.executors import ExecutorName
+from quafl.sim.fleet import Spread
 from quafl.tasks import given
 from quafl.tasks.flat import check_module
 from quafl.tasks.hands import Data, HeldOut, OnDemand, count, known_by
@@ -104,7 +105,9 @@ class Arguments:
         except SettingsError as error:
             raise ValueError(str(error)) from None
 
-    def simulation(self, seed: int, executor: str | None = None) -> tuple[Supervised, Simulation]:
+    def simulation(
+        self, seed: int, executor: str | None = None, spread: Spread | None = None
+    ) -> tuple[Supervised, Simulation]:
         """One seed, ready to run."""
         task = Supervised(
             self.model,
@@ -123,7 +126,7 @@ class Arguments:
             precision=self.precision,
         )
         parts = self.world, self.algorithm, self.codec, self.optimizer, self.run.plan(seed)
-        self.made = task, Simulation(task, len(self.clients), *parts, executor=executor or self.executor)
+        self.made = task, Simulation(task, len(self.clients), *parts, executor=executor or self.executor, spread=spread)
         return self.made
 
     def only(self, *seeds: int) -> Self:

@@ -2,6 +2,7 @@
 with the tasks."""
 
 import logging
+import os
 import signal
 import socket
 import threading
@@ -31,7 +32,7 @@ def over_ray(
         raise RunError(
             f"run.device = {chosen.settings.run.device!r}: a cluster gives each run a GPU of its own, say 'cuda'"
         )
-    ray = _connected(address)
+    ray = connected(address)
     board = ray.remote(num_cpus=0)(Board).remote()
     try:
         running = {}
@@ -140,14 +141,17 @@ def _keep(checkpoint: Path, content: bytes) -> None:
         stream.write(content)
 
 
-def _connected(address: str) -> Any:
+def connected(address: str, processes: int = 0) -> Any:
+    """Ray, with the cluster of that address; 'local' is one here, with room for so many processes if it has fewer
+    cores."""
     ray = _ray()
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
     quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
         if address == "local":  # for this machine alone
-            ray.init("local", include_dashboard=False, _node_ip_address="127.0.0.1", **quiet)
+            cores = max(os.cpu_count() or 1, processes)
+            ray.init("local", num_cpus=cores, include_dashboard=False, _node_ip_address="127.0.0.1", **quiet)
         else:
             if port.isdigit():
                 socket.create_connection((host, int(port)), timeout=10).close()  # Ray itself tries for minutes

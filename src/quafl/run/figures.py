@@ -30,7 +30,7 @@ from quafl.settings.figures import Claim, Order, Reproduction
 
 PICTURE, VERDICT, TABLE = "figure.png", "verdict.json", "map.csv"
 BESIDE = {axis: f"{axis.replace(' ', '-')}.png" for axis in plots.AXES}  # the same curves by another axis
-NOT_THE_FIGURE = "seeds", "device", "executor", "precision"  # how often it is run, and on what
+NOT_THE_FIGURE = "seeds", "device", "executor", "precision", "workers"  # how often it is run, and on what
 
 
 def conclude(wanted: Reproduction, out: Path, folders: Sequence[RunFolder], command: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """One seed of one curve: computed from its checkpoint on, if there is one."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -13,12 +14,15 @@ from quafl.core.seams import Task
 from quafl.record import checkpoints
 from quafl.record.judged import Scores
 from quafl.record.rows import Row
-from quafl.record.summary import RecordError
+from quafl.record.summary import RecordError, RunError
 from quafl.run.versions import OWN, joined, versions
 from quafl.settings.world import Run
 from quafl.sim import Diverged, Simulation
+from quafl.sim.fleet import Spread
+from quafl.sim.spread import Lost
 
 FORMAT = "2"  # of checkpoints
+MOST_LOST = 3  # workers from one checkpoint to the next
 CHECKPOINT_SHARE = 0.05  # of the time, at most, goes into checkpoints
 
 Which: TypeAlias = Literal["best", "last"]
@@ -36,8 +40,11 @@ class Experiment(Protocol):
     def run(self) -> Run:
         """How long, and which seeds."""
 
-    def simulation(self, seed: int, executor: str | None = None) -> tuple[Task, Simulation]:
-        """One seed, ready to run; with a particular executor, if it is not to be chosen."""
+    def simulation(
+        self, seed: int, executor: str | None = None, spread: Spread | None = None
+    ) -> tuple[Task, Simulation]:
+        """One seed, ready to run; with a particular executor, if it is not to be chosen, and with clients that are
+        elsewhere."""
 
     def only(self, *seeds: int) -> Self:
         """It with these seeds, none of which depends on what others there are to be."""
@@ -47,6 +54,9 @@ class Experiment(Protocol):
 
     def sources(self) -> str:
         """The files of the user's own code that a settings file names, and digests of them."""
+
+
+Hire: TypeAlias = Callable[[Experiment, int, str | None], AbstractContextManager[Spread]]  # for a seed, by executor
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +80,33 @@ class Outcome(NamedTuple):
     clients: Scores  # what each client said of the last model, if it was asked
 
 
-def compute(job: Job, on_news: Callable[[News], None], stopping: Callable[[], bool]) -> Outcome | None:
-    """One seed, from its checkpoint if there is one; None if it was stopped, and stands in its checkpoint."""
+def compute(
+    job: Job, on_news: Callable[[News], None], stopping: Callable[[], bool], hire: Hire | None = None
+) -> Outcome | None:
+    """One seed, from its checkpoint if there is one; None if it was stopped, and stands in its checkpoint. Its clients
+    may live with workers that are hired. When one of those is lost, others take over, from the last checkpoint on."""
+    if hire is None:
+        return _compute(job, on_news, stopping, None)
+    lost, since = 0, None
+    while True:
+        try:
+            with hire(job.settings, job.seed, _before(job.checkpoint)[0]) as spread:
+                return _compute(job, on_news, stopping, spread)
+        except Lost as error:
+            saved = job.checkpoint.stat().st_mtime_ns if job.checkpoint.exists() else None
+            lost, since = (lost + 1 if saved == since else 1), saved
+            if lost > MOST_LOST:
+                raise RunError(f"{error}, {lost} times in a row; the last checkpoint is kept") from error
+            on_news(f"{error}: the run goes on from {'its last checkpoint' if saved else 'its beginning'}")
+
+
+def _compute(
+    job: Job, on_news: Callable[[News], None], stopping: Callable[[], bool], spread: Spread | None
+) -> Outcome | None:
     trouble, checkpoint = None, job.checkpoint
-    before = checkpoints.load(checkpoint, "cpu") if checkpoint.exists() else {}
-    executor, spent = before.get("made_with", {}).get("executor"), before.get("seconds", 0.0)
+    executor, spent, sittings = _before(checkpoint)
     began = monotonic() - spent
-    task, simulation = job.settings.simulation(job.seed, executor)
+    task, simulation = job.settings.simulation(job.seed, executor, spread)
     device, run = simulation.server.model.device, job.settings.run
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     here, how = versions(), {"device": name, "executor": simulation.executor, "precision": run.precision}
@@ -84,7 +114,7 @@ def compute(job: Job, on_news: Callable[[News], None], stopping: Callable[[], bo
     made_with = {"settings": settings, "quafl": here["quafl"], "torch": here["torch"], "format": FORMAT, **how}
     computed = {**how, "code": here["code"], "date": here["date"], **own_code(job.settings)}
     if checkpoint.exists():
-        computed = joined(before.get("computed", {}), computed)
+        computed = joined(sittings, computed)
         take_up(checkpoint, simulation, made_with)
         on_news(simulation.rows[-1])
     due = monotonic() + job.checkpoint_seconds
@@ -105,6 +135,12 @@ def compute(job: Job, on_news: Callable[[News], None], stopping: Callable[[], bo
     last, best = (task.export(shown.model, shown.buffers) for shown in (simulation.last, simulation.best))
     models: dict[Which, dict[str, Tensor]] = {"last": last, "best": best}
     return Outcome(simulation.rows, models, trouble, computed, monotonic() - began, simulation.clients)
+
+
+def _before(checkpoint: Path) -> tuple[str | None, float, dict[str, str]]:
+    """Of earlier sittings: the executor, the seconds, and how it was computed."""
+    state = checkpoints.load(checkpoint, "cpu") if checkpoint.exists() else {}
+    return state.get("made_with", {}).get("executor"), state.get("seconds", 0.0), state.get("computed", {})
 
 
 def own_code(settings: Experiment) -> dict[str, str]:

@@ -21,7 +21,7 @@ from quafl.codec.kernels import kernel_for
 from quafl.record.rows import Growing
 from quafl.record.summary import RunError
 from quafl.run.folders import RunFolder, held
-from quafl.run.jobs import Job, News, Outcome, compute
+from quafl.run.jobs import Hire, Job, News, Outcome, compute
 from quafl.run.tracking import Tracked, Tracking
 from quafl.tasks.precision import one_thread
 
@@ -104,8 +104,14 @@ def _finished(
     gpus = torch.cuda.device_count() if "cuda" in devices <= {"cuda", "cpu"} else 0  # whose numbers nobody has chosen
     processes = min(processes or gpus or os.cpu_count() or 1, len(jobs))
     alone = processes <= 1 and ray is None
+    workers = max((job.settings.run.workers for _, job in jobs), default=1)
     with _noticing_signals(at_once_if_again=alone) as asked:
-        if ray is not None:
+        if workers > 1:
+            from quafl.run.workers import hiring
+
+            with hiring(ray or "local", workers) as hire:
+                yield from _one_by_one(jobs, on_news, lambda: bool(asked), hire)
+        elif ray is not None:
             from quafl.run.cluster import over_ray
 
             yield from over_ray(jobs, ray, on_news, asked)
@@ -124,12 +130,15 @@ def places(processes: int, gpus: int, visible: str | None) -> list[str | None]:
 
 
 def _one_by_one(
-    jobs: Sequence[tuple[RunFolder, Job]], on_news: Callable[[Job, News], None], stopping: Callable[[], bool]
+    jobs: Sequence[tuple[RunFolder, Job]],
+    on_news: Callable[[Job, News], None],
+    stopping: Callable[[], bool],
+    hire: Hire | None = None,
 ) -> _Finished:
     for folder, job in jobs:
         tell = partial(on_news, job)
         with named(job), by_itself(tell):
-            outcome = compute(job, tell, stopping)
+            outcome = compute(job, tell, stopping, hire)
         if outcome is None:
             return
         yield folder, job, outcome

@@ -18,6 +18,7 @@ from quafl.settings.own import OwnAlgorithm, OwnCodec, OwnTask, sources
 from quafl.settings.tasks import DigitsTask, Tasks
 from quafl.settings.world import Clients, Run
 from quafl.sim import Simulation
+from quafl.sim.fleet import Spread
 from quafl.tasks import own
 
 
@@ -59,8 +60,11 @@ class Settings(Section):
         self.algorithm.build_optimizer()
         return self
 
-    def simulation(self, seed: int, executor: str | None = None) -> tuple[Task, Simulation]:
-        """One seed of this curve, ready to run; with a particular executor, if it is not to be chosen."""
+    def simulation(
+        self, seed: int, executor: str | None = None, spread: Spread | None = None
+    ) -> tuple[Task, Simulation]:
+        """One seed of this curve, ready to run; with a particular executor, if it is not to be chosen, and with clients
+        that are elsewhere."""
         own.reach(map(Path, self.modules or []))  # this may be another process
         task, world, algorithm, codec = (
             self.task.build(self.clients, self.run, seed),
@@ -71,11 +75,12 @@ class Settings(Section):
         given = self.algorithm.given(world, self.clients.count, coders_for(algorithm, codec), seed)
         optimizer = self.algorithm.build_optimizer()
         parts = task, self.clients.count, world, algorithm, codec, optimizer, self.run.plan(seed)
-        return task, Simulation(*parts, given=given, executor=executor or self.run.executor)
+        return task, Simulation(*parts, given=given, executor=executor or self.run.executor, spread=spread)
 
     def only(self, *seeds: int) -> Self:
-        """It with these seeds, none of which depends on what others there are to be, where code is, or who is told."""
-        run = self.run.model_copy(update={"seeds": list(seeds), "track": None})
+        """It with these seeds, none of which depends on what others there are to be, where code is, who is told, or how
+        many workers there are."""
+        run = self.run.model_copy(update={"seeds": list(seeds), "track": None, "workers": 1})
         return self.model_copy(update={"run": run, "modules": None})
 
     def sources(self) -> str:

@@ -117,6 +117,7 @@ class Run(Section):
     device: str = "cpu"  # or "cuda", "cuda:1", "auto": where models, data and messages are
     executor: ExecutorName = "auto"  # how local steps are computed; on a GPU, what a measurement finds fastest
     precision: Precision = "float32"  # of gradients; models, averages and codecs are float32
+    workers: int = Field(default=1, ge=1)  # processes that share the clients of one run, with a core or GPU each (Ray)
     track: list[Tracker] | None = None  # where evaluations are sent, too
 
     @field_validator("device")

@@ -185,8 +185,8 @@ class Crew:
         more = torch.cat([one.more for one in contacted])
         return self.execute(clients, torch.cat([one.ids for one in contacted]), more) if more.any() else clients
 
-    def say(self, number: int, rng: torch.Generator, *, at_once: bool) -> Words:
-        """See Contacts."""
+    def say(self, number: int, rng: Any, *, at_once: bool) -> Words:
+        """See Contacts. `rng` may be a codec.packets.Share of a generator."""
         ids, said, hearing = self._speaking.pop(number)
         parcel, after = encode_up(self._coders, said, hearing, at_once=at_once, rng=rng)
         self.store.put(ids, after)
@@ -199,15 +199,22 @@ class Crew:
         said = self._said[client]
         return self._coders.up.refine(said.up[said.row], place, request)
 
-    def taken(self, ids: Ids, up: Message) -> None:
-        """See Contacts."""
-        for row, client in enumerate(ids.tolist()):
-            if self._algorithm.applied is None:
-                self._said.pop(client, None)
-            else:
-                self._said[client] = _Said(up, row, None, applied=True)
+    def speaking(self, number: int) -> Ids:
+        """Those who have not said their words yet."""
+        return self._speaking[number][0]
 
-    def as_taken(self, ids: Ids) -> Message:
+    def taken(self, ids: Ids, up: Message | None = None) -> None:
+        """See Contacts. Where nobody says how the server has decoded them, the clients know it by themselves."""
+        applied = self._algorithm.applied is not None
+        if applied and up is None:
+            up = self._as_taken(ids)
+        for row, client in enumerate(ids.tolist()):
+            if up is not None and applied:
+                self._said[client] = _Said(up, row, None, applied=True)
+            else:
+                self._said.pop(client, None)
+
+    def _as_taken(self, ids: Ids) -> Message:
         """Those clients' last answers, as far as they know how the server has decoded them."""
         said = [self._said[client] for client in ids.tolist()]
         ups = self._algorithm.records.up.stack([one.up[one.row] for one in said])

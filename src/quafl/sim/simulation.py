@@ -18,7 +18,8 @@ from quafl.record.evaluations import Evaluations, Standing
 from quafl.record.rows import Row, is_as_good
 from quafl.sim.checks import check_parts
 from quafl.sim.clock import VirtualClock
-from quafl.sim.fleet import SimulatedFleet
+from quafl.sim.crew import Contacts
+from quafl.sim.fleet import SimulatedFleet, Spread
 from quafl.sim.world import World
 
 JUDGES = 1000  # clients that judge, at most; of more, so many that are evenly spread
@@ -50,7 +51,7 @@ class Plan:
 class Simulation:
     """An iterator of rounds: each gives the row of an evaluation, or None. Between two, `state` is all that another
     one, made from the same parts, needs to go on from there. `given` are numbers of the clients that the world knows in
-    advance; `executor` is as in `simulate`."""
+    advance; `executor` is as in `simulate`. With `spread`, clients are elsewhere (`sim.spread`)."""
 
     def __init__(
         self,
@@ -64,6 +65,7 @@ class Simulation:
         *,
         given: Mapping[str, Tensor] | None = None,
         executor: str = "auto",
+        spread: Spread | None = None,
     ) -> None:
         check_parts(algorithm, codec, optimizer, world)
         if algorithm.sampled > clients:
@@ -99,6 +101,7 @@ class Simulation:
             unreachable=world.unreachable,
             given=given,
             executor=executor,
+            spread=spread,
         )
         self._spread: dict[str, float] = {}  # of all models, if it is wanted
         self._mean: Tensor | None = None  # μ_t, likewise
@@ -129,6 +132,16 @@ class Simulation:
     def clients(self) -> dict[str, Score]:
         """What each client said of the model that was evaluated last, by its number; nothing, if none was asked."""
         return self._evaluations.clients
+
+    @property
+    def size(self) -> int:
+        """How many clients there are."""
+        return self._fleet.size
+
+    @property
+    def crew(self) -> Contacts:
+        """The clients."""
+        return self._fleet.crew
 
     @property
     def executor(self) -> str:

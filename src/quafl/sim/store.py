@@ -1,5 +1,6 @@
 """The clients' states, copy on write: one that was never contacted is the newcomer, and costs nothing."""
 
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any, TypeAlias
 
@@ -37,6 +38,11 @@ class Store:
         return len(self._shape.steps)
 
     @property
+    def device(self) -> torch.device:
+        """Where vectors are."""
+        return self._newcomer[0].device
+
+    @property
     def known(self) -> int:
         """How many clients have a state of their own."""
         return len(self._known)
@@ -71,8 +77,16 @@ class Store:
         heavy = (*(getattr(clients, name) for name in self._vectors), *clients.optimizer, *clients.left_out)
         own = _own_rows_of_few if len(self) >= MANY else _own_rows
         self._known |= zip(ids.tolist(), zip(*map(own, heavy), strict=True), strict=True)
+        self.put_numbers(ids, {name: getattr(clients, name) for name in self._numbers})
+
+    def numbers_of(self, ids: Ids) -> dict[str, Tensor]:
+        """What those clients count."""
+        return {name: values[ids] for name, values in self._numbers.items()}
+
+    def put_numbers(self, ids: Ids, numbers: Mapping[str, Tensor]) -> None:
+        """Keep what those clients have counted."""
         for name, values in self._numbers.items():
-            values.index_copy_(0, ids, getattr(clients, name))
+            values.index_copy_(0, ids, numbers[name])
 
     def everybody(self) -> Any:
         """All n, a row each."""

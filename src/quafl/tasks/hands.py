@@ -85,6 +85,14 @@ class Held:
         """Some of its examples."""
         return take(self.all, places)
 
+    def keep(self, clients: Tensor) -> None:
+        """The examples of these clients alone; nobody will ask for those of others."""
+        sizes = self.sizes[clients]
+        ends = sizes.cumsum(0)
+        places = torch.arange(int(sizes.sum())) + (self.starts[clients] - ends + sizes).repeat_interleave(sizes)
+        self.all = take(self.all, places)
+        self.starts = torch.zeros_like(self.starts).index_copy(0, clients, ends - sizes)
+
     def chunks(self, client: int, most: int) -> Iterator[Pair]:
         """All of them, at most so many at a time."""
         start, stop = self.first(client), self.first(client) + self.size(client)

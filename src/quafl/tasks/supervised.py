@@ -115,8 +115,19 @@ class Supervised:
         self._sample = self._sampled()
         self._ahead = Ahead(self._read, workers, pinned=self._device.type == "cuda") if workers else None
         if isinstance(self._hands, Held):
-            mine = self._hands.sizes, self._hands.starts, self._shuffling, self._changing
-            self._there = [tensor.to(self._device) for tensor in mine]  # what batches are made from, on the device
+            self._there = self._made_from(self._hands)
+
+    def _made_from(self, hands: Held) -> list[Tensor]:
+        """What batches are made from, on the device."""
+        mine = hands.sizes, hands.starts, self._shuffling, self._changing
+        return [tensor.to(self._device) for tensor in mine]
+
+    def keep(self, clients: Ids) -> None:
+        """Of the data in memory, those of these clients alone: nobody will ask for batches of others, nor evaluate."""
+        if isinstance(self._hands, Held):
+            self._hands.keep(clients)
+            self._orders.cache_clear()
+            self._there = self._made_from(self._hands)
 
     @property
     def in_memory(self) -> bool:

@@ -1,0 +1,271 @@
+"""Clients spread over workers. A client's state and data stay where the client lives; what is said travels."""
+
+from collections.abc import Mapping, Sequence
+from copy import copy
+from io import BytesIO
+from pickle import Pickler, Unpickler, dumps, loads
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from quafl.codec.packets import Share
+from quafl.codec.seams import Packet
+from quafl.core.messages import Message
+from quafl.core.seams import Counts, Ids
+from quafl.sim.crew import Crew, Repair, Telling, Voices, Words
+from quafl.sim.store import Store
+
+
+class Lost(Exception):
+    """A worker is gone, and with it its clients' states."""
+
+
+class Workers(Protocol):
+    """The ways to the workers. Octets go there and come back; a worker does what it is asked in that order."""
+
+    def __len__(self) -> int:
+        """How many there are."""
+
+    def share(self, content: bytes) -> Any:
+        """Something that several of them will be given, in place of its octets."""
+
+    def ask(self, asked: Mapping[int, tuple[str, Any]]) -> dict[int, bytes]:
+        """What each of those workers answers to a method and its arguments. Lost, if one of them is."""
+
+
+class Part(NamedTuple):
+    """Those of the contacted clients that live with one worker."""
+
+    worker: int
+    rows: Tensor  # among all that were contacted together
+
+
+class Spread:
+    """Clients that live with workers: client i with worker i mod W. Their numbers are known here, too."""
+
+    def __init__(self, workers: Workers, store: Store) -> None:
+        self._workers, self._store = workers, store
+        self._device = store.device
+        self._parts: dict[int, list[Part]] = {}  # of those that have not said their words yet
+        self._ids: dict[int, Ids] = {}
+        self._answers: dict[int, Tensor] = {}
+        self.octets = 0  # ever, both ways
+
+    @property
+    def name(self) -> str:
+        """Of the first worker's executor: all have the same."""
+        name: str = self._ask({0: ("name", ())})[0]
+        return name
+
+    def outline(self, ids: Ids) -> Any:
+        """See Contacts."""
+        return self._store.outline(ids)
+
+    def contact(self, number: int, ids: Ids, steps: Counts, more: Counts, telling: Telling) -> list[Repair]:
+        """See Contacts."""
+        self._ids[number], parts = ids, self._apart(ids)
+        self._parts[number] = parts
+        told = self._shared(telling, len(parts))
+        found = self._ask(
+            {part.worker: ("contact", (number, ids[part.rows], steps[part.rows], more[part.rows])) for part in parts},
+            told,
+        )
+        return [one._replace(row=int(part.rows[one.row])) for part in parts for one in found[part.worker]]
+
+    def compute(self, numbers: Sequence[int]) -> list[Voices]:
+        """See Contacts."""
+        mine: dict[int, list[int]] = {}
+        for number in numbers:
+            for part in self._parts[number]:
+                mine.setdefault(part.worker, []).append(number)
+        found = self._ask({worker: ("compute", (some,)) for worker, some in mine.items()})
+        voices = []
+        for number in numbers:
+            heard = [(part.rows, found[part.worker][mine[part.worker].index(number)]) for part in self._parts[number]]
+            answers, broken = (
+                _together([(rows, voice[place]) for rows, voice in heard]) for place in range(len(Voices._fields))
+            )
+            self._answers[number] = answers
+            voices.append(Voices(answers, broken))
+        return voices
+
+    def say(self, number: int, rng: torch.Generator, *, at_once: bool) -> Words:
+        """See Contacts."""
+        ids, parts, answers = self._ids.pop(number), self._parts.pop(number), self._answers.pop(number)
+        places = answers.cumsum(0) - 1
+        mine = [places[part.rows][answers[part.rows]] for part in parts]
+        drawing = rng.get_state(), int(answers.sum())
+        asked = {part.worker: ("say", (number, *drawing, its, at_once)) for part, its in zip(parts, mine, strict=True)}
+        found = self._ask(asked)
+        for part in parts:
+            _, numbers, drawn = found[part.worker]
+            self._store.put_numbers(ids[part.rows], numbers)
+            rng.set_state(drawn)  # all have drawn as much
+        together = Words.join([found[part.worker][0] for part in parts])
+        order = torch.cat(mine).argsort()
+        return together if len(parts) == 1 else together[order]
+
+    def refine(self, client: int, place: int, request: Packet) -> Packet:
+        """See Contacts."""
+        worker = client % len(self._workers)
+        refinement: Packet = self._ask({worker: ("refine", (client, place, request))})[worker]
+        return refinement
+
+    def taken(self, ids: Ids, up: Message) -> None:
+        """See Contacts. Its clients know what was decoded."""
+        self._ask({part.worker: ("taken", (ids[part.rows],)) for part in self._apart(ids)})
+
+    def everybody(self) -> Store:
+        """See Contacts. A copy."""
+        everybody = copy(self._store)
+        everybody.restore(self.state()["clients"])
+        return everybody
+
+    def state(self) -> dict[str, Any]:
+        """See Contacts: as if all lived in one place."""
+        found = self._ask(dict.fromkeys(range(len(self._workers)), ("state", ()))).values()
+        clients = self._store.state()
+        clients["known"] = {client: tensors for one in found for client, tensors in one["clients"]["known"].items()}
+        return {"clients": clients, "said": {client: one for state in found for client, one in state["said"].items()}}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """See Contacts."""
+        self._parts, self._ids, self._answers = {}, {}, {}
+        self._store.restore({**state["clients"], "known": {}})
+        count = len(self._workers)
+
+        def of(worker: int, table: Mapping[int, Any]) -> dict[int, Any]:
+            return {client: one for client, one in table.items() if client % count == worker}
+
+        self._ask(
+            {
+                worker: (
+                    "restore",
+                    (
+                        {
+                            "clients": {**state["clients"], "known": of(worker, state["clients"]["known"])},
+                            "said": of(worker, state["said"]),
+                        },
+                    ),
+                )
+                for worker in range(count)
+            }
+        )
+
+    def _apart(self, ids: Ids) -> list[Part]:
+        """By where they live."""
+        owners = ids % len(self._workers)
+        return [Part(worker, (owners == worker).nonzero().squeeze(-1)) for worker in owners.unique().tolist()]
+
+    def _shared(self, thing: Any, times: int) -> Any:
+        content = packed(thing)
+        self.octets += times * len(content)
+        return self._workers.share(content)
+
+    def _ask(self, asked: Mapping[int, tuple[str, tuple[Any, ...]]], *shared: Any) -> dict[int, Any]:
+        """What each of the workers gives back for a method with these arguments, and what all are given."""
+        sent = {worker: (method, (packed(own), *shared)) for worker, (method, own) in asked.items()}
+        found = self._workers.ask(sent)
+        self.octets += sum(len(content) for _, (content, *_) in sent.values()) + sum(map(len, found.values()))
+        return {worker: unpacked(content, self._device) for worker, content in found.items()}
+
+
+class Worker:
+    """Where some of the clients live: in a process of its own, asked by a Spread."""
+
+    def __init__(self, crew: Crew, device: torch.device) -> None:
+        self._crew, self._device = crew, device
+
+    def do(self, method: str, own: bytes, *shared: bytes) -> bytes:
+        """One of the methods below."""
+        arguments = [*unpacked(own, self._device), *(unpacked(content, self._device) for content in shared)]
+        return packed(getattr(self, "_" + method)(*arguments))
+
+    def _name(self) -> str:
+        return self._crew.name
+
+    def _contact(self, *arguments: Any) -> list[Repair]:
+        return self._crew.contact(*arguments)
+
+    def _compute(self, numbers: Sequence[int]) -> list[Voices]:
+        return self._crew.compute(numbers)
+
+    def _say(
+        self, number: int, state: Tensor, total: int, mine: Tensor, at_once: bool
+    ) -> tuple[Words, dict[str, Tensor], Tensor]:
+        """The words, what the clients count, and where the generator then stands."""
+        ids, generator = self._crew.speaking(number), torch.Generator()
+        generator.set_state(state)
+        words = self._crew.say(number, Share(generator, total, mine), at_once=at_once)
+        return words, self._crew.store.numbers_of(ids), generator.get_state()
+
+    def _refine(self, client: int, place: int, request: Packet) -> Packet:
+        return self._crew.refine(client, place, request)
+
+    def _taken(self, ids: Ids) -> None:
+        self._crew.taken(ids)
+
+    def _state(self) -> dict[str, Any]:
+        return self._crew.state()
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        self._crew.restore(state)
+
+
+class _Packer(Pickler):
+    """Puts tensors beside what refers to them, each once, and of a view no more than what is seen of it."""
+
+    def __init__(self, stream: BytesIO) -> None:
+        super().__init__(stream, protocol=5)
+        self.tensors: list[Tensor] = []
+        self._places: dict[int, int] = {}
+
+    def persistent_id(self, thing: Any) -> int | None:
+        """Its place, if it is a tensor."""
+        if not isinstance(thing, Tensor):
+            return None
+        if id(thing) not in self._places:
+            self._places[id(thing)] = len(self.tensors)
+            self.tensors.append(thing)
+        return self._places[id(thing)]
+
+
+class _Unpacker(Unpickler):
+    def __init__(self, stream: BytesIO, tensors: Sequence[Tensor]) -> None:
+        super().__init__(stream)
+        self._tensors = tensors
+
+    def persistent_load(self, place: int) -> Tensor:
+        """The tensor of that place."""
+        return self._tensors[place]
+
+
+def packed(thing: Any) -> bytes:
+    """As octets, wherever its tensors are."""
+    packer = _Packer(stream := BytesIO())
+    packer.dump(thing)
+    return dumps((stream.getvalue(), [_octets(tensor) for tensor in packer.tensors]), protocol=5)
+
+
+def unpacked(content: bytes, device: torch.device) -> Any:
+    """What `packed` made octets of, with what was on a GPU on this device."""
+    body, tensors = loads(content)
+    return _Unpacker(BytesIO(body), [_tensor(device, *one) for one in tensors]).load()
+
+
+def _octets(tensor: Tensor) -> tuple[bytes, torch.dtype, torch.Size, bool]:
+    plain = torch.empty(tensor.numel(), dtype=tensor.dtype).copy_(tensor.detach().reshape(-1))
+    return plain.view(torch.uint8).numpy().tobytes(), tensor.dtype, tensor.shape, tensor.device.type != "cpu"
+
+
+def _tensor(device: torch.device, octets: bytes, dtype: torch.dtype, shape: torch.Size, elsewhere: bool) -> Tensor:
+    plain = torch.frombuffer(bytearray(octets), dtype=dtype) if octets else torch.empty(0, dtype=dtype)
+    tensor = plain.reshape(shape)
+    return tensor.to(device) if elsewhere else tensor
+
+
+def _together(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Values at their rows."""
+    rows, values = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+    return values[rows.argsort()]

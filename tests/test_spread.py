@@ -1,0 +1,198 @@
+"""Clients that live with workers: the same rows as in one process, bit for bit, whatever the number of workers."""
+
+import csv
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import islice, repeat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from quafl import Codecs, Defence, Difference, Lattice, Plan, Simulation, TopK, World, momentum, sgd
+from quafl.codec import Identity
+from quafl.codec.qsgd import QSGD
+from quafl.codec.seams import Codec
+from quafl.core import SCAFFOLD, Calibrated, FedAvg, FedBuff, QuAFL
+from quafl.core.seams import Algorithm, Optimizer
+from quafl.record.summary import RunError
+from quafl.run.folders import prepare
+from quafl.run.jobs import MOST_LOST, Job, compute
+from quafl.run.pool import run as run_all
+from quafl.settings.reading import load
+from quafl.sim.crew import Crew
+from quafl.sim.spread import Lost, Spread, Worker
+from quafl.sim.store import Store
+from quafl.tasks import Quadratic, Supervised, digits, models, partition
+
+CLIENTS = 9
+NARROW = Lattice(bits=2, spread=2.5)  # which needs repairs
+ALGORITHMS: dict[str, Algorithm] = {
+    "QuAFL": QuAFL(sampled=4, local_steps=3, wait=2.0, weighted=True),
+    "QuAFL, some too late": QuAFL(sampled=4, local_steps=3, patience=6.0),
+    "Calibrated": Calibrated(sampled=4, local_steps=3, defence=Defence(clip=2.0)),
+    "FedAvg": FedAvg(sampled=4, local_steps=2),
+    "FedBuff": FedBuff(sampled=4, local_steps=2),
+    "SCAFFOLD": SCAFFOLD(sampled=4, local_steps=2),
+}
+CODECS: dict[str, Codec | Codecs] = {
+    "narrow lattice": NARROW,
+    "difference up": Codecs(up=Difference(bits=2), down=Lattice(bits=4)),
+    "top-k with feedback": Codecs(up=TopK(share=0.1), down=Lattice(bits=4)),
+    "QSGD": QSGD(bits=8),
+    "identity": Identity(),
+}
+
+
+class Here:
+    """Workers in this process; one may be lost."""
+
+    def __init__(self, workers: list[Worker], lives: float = float("inf")) -> None:
+        self._workers, self._lives = workers, lives
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    def share(self, content: bytes) -> bytes:
+        return content
+
+    def ask(self, asked: Mapping[int, tuple[str, Any]]) -> dict[int, bytes]:
+        self._lives -= 1
+        if self._lives < 0:
+            raise Lost("a worker was lost")
+        return {worker: self._workers[worker].do(method, *contents) for worker, (method, contents) in asked.items()}
+
+
+def simulation(algorithm: Algorithm, codec: Codec | Codecs, workers: int, optimizer: Optimizer) -> Simulation:
+    task = Quadratic(
+        torch.linspace(0.2, 1.0, 1100),
+        torch.randn(CLIENTS, 1100, generator=torch.Generator().manual_seed(0)),
+        noise=0.3,
+    )
+    world = World(slow=0.25, unreachable=0.1, present_for=40.0, away_for=10.0)
+    parts = task, CLIENTS, world, algorithm, codec, optimizer, Plan(until=60.0, every=6.0, potential=True)
+
+    def spread(store: Store) -> Spread:
+        crews = [Simulation(*parts).crew for _ in range(workers)]
+        assert all(isinstance(crew, Crew) for crew in crews)
+        return Spread(Here([Worker(crew, torch.device("cpu")) for crew in crews]), store)  # type: ignore[arg-type]  # they are
+
+    return Simulation(*parts, spread=spread if workers else None)
+
+
+@pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
+@pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
+def test_workers_change_nothing(algorithm: Algorithm, codec: Codec | Codecs) -> None:
+    optimizer = momentum(0.05)
+    alone = simulation(algorithm, codec, 0, optimizer)
+    wanted = [row for row in alone if row is not None]
+    assert wanted[-1]["bytes_up"] > 0
+    for workers in 1, 4:
+        rows = [row for row in simulation(algorithm, codec, workers, optimizer) if row is not None]
+        assert rows == wanted
+
+
+def test_a_run_goes_on_from_its_checkpoint_with_another_number_of_workers() -> None:
+    parts = ALGORITHMS["Calibrated"], NARROW
+    wanted = [row for row in simulation(*parts, 0, sgd(0.05)) if row is not None]
+    run = simulation(*parts, 2, sgd(0.05))
+    for workers in 3, 0, 4:
+        for _ in islice(run, 8):
+            pass
+        state = run.state()
+        run = simulation(*parts, workers, sgd(0.05))
+        run.restore(state)
+    assert [row for row in run if row is not None][-1] == wanted[-1]
+
+
+def test_clients_live_with_one_worker_each() -> None:
+    run = simulation(ALGORITHMS["QuAFL"], NARROW, 2, sgd(0.05))
+    for _ in run:
+        pass
+    workers = run.crew._workers._workers  # type: ignore[attr-defined]  # it is a Spread, over Here
+    known = [set(worker._crew.store._known) for worker in workers]
+    assert [{client % 2 for client in own} for own in known] == [{0}, {1}]
+    assert run.crew.octets > 0  # type: ignore[attr-defined]  # likewise
+
+
+def test_a_task_keeps_some_clients_data() -> None:
+    hands = partition.dirichlet(digits().train, 6, alpha=0.3, seed=0)
+    whole, part = (Supervised(models.mlp(64, 8, 10), hands, test=digits().test, batch_size=8) for _ in range(2))
+    mine = torch.tensor([1, 4])
+    part.keep(mine)
+    for client in mine.tolist():
+        for step in 0, 7:
+            for one, other in zip(whole.batch(client, step), part.batch(client, step), strict=True):
+                assert torch.equal(one, other)
+    assert len(part._hands.all[1]) == sum(part.examples(client) for client in mine.tolist())  # type: ignore[union-attr]  # Held
+
+
+def curve(tmp_path: Path, workers: int, until: float = 40.0) -> Any:
+    settings = tmp_path / "curve.toml"
+    settings.write_text(
+        f"""
+        label = "some"
+        task = {{ name = "digits", partition = "dirichlet" }}
+        clients = {{ count = 12 }}
+        algorithm = {{ name = "calibrated", sampled = 5, lr = 0.2 }}
+        run = {{ until = {until}, every = 10.0, seeds = [0], workers = {workers} }}
+        """
+    )
+    return load(str(settings))
+
+
+def test_when_workers_are_lost_others_take_over_but_not_for_ever(tmp_path: Path) -> None:
+    """The first workers live long enough for some checkpoints, the next ones to the end; others never get that far."""
+    (settings,) = curve(tmp_path, 2)
+    told: list[Any] = []
+
+    def job(name: str) -> Job:
+        return Job(settings, 0, tmp_path / f"{name}.pt", 0.0)
+
+    @contextmanager
+    def hire(experiment: Any, seed: int, executor: str | None) -> Iterator[Any]:
+        crews = [experiment.simulation(seed, executor)[1].crew for _ in range(2)]
+        workers = [Worker(crew, torch.device("cpu")) for crew in crews]
+        yield lambda store: Spread(Here(workers, next(lives)), store)
+
+    wanted = compute(job("alone"), lambda word: None, lambda: False)
+    lives = iter([60, 10**9])
+    found = compute(job("lost"), told.append, lambda: False, hire)
+    assert wanted is not None
+    assert found is not None
+    assert found.rows == wanted.rows
+    assert [word for word in told if isinstance(word, str)] == [
+        "a worker was lost: the run goes on from its last checkpoint"
+    ]
+    lives = repeat(2)
+    with pytest.raises(RunError, match=f"lost, {MOST_LOST + 1} times in a row"):
+        compute(job("again"), lambda word: None, lambda: False, hire)
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    with (folder / "rows.csv").open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def test_real_workers_and_one_of_them_is_killed(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="needs Ray")
+    (alone,) = prepare(curve(tmp_path, 1), tmp_path / "alone", overwrite=False)
+    run_all([alone], on_news=lambda job, word: None, processes=1)
+    wanted, told, killed = rows(alone.path), [], []
+
+    def news(job: Job, word: Any) -> None:
+        told.append(word)
+        if not isinstance(word, str) and word["time"] >= 20 and not killed:
+            found = subprocess.run(["pgrep", "-f", "^ray::Actor"], capture_output=True, text=True, check=True)
+            killed.append(int(found.stdout.split()[0]))
+            os.kill(killed[0], signal.SIGKILL)
+
+    (four,) = prepare(curve(tmp_path, 4), tmp_path / "four", overwrite=False)
+    run_all([four], on_news=news, checkpoint_seconds=0.0)
+    assert killed
+    assert any("a worker was lost" in word for word in told if isinstance(word, str))
+    assert rows(four.path) == wanted
