@@ -7,6 +7,8 @@ scale   MNIST MLP: the time of a round with 10,000 clients over that with 100, a
 people  n = 10⁴, 10⁵, 10⁶ and 1.5·10⁷ clients with data made on demand, 1000 of them contacted in a round, a perceptron
         of MNIST's size (79,510 parameters): the time of a round over that with 10⁴, in turns; memory and checkpoints,
         each n in a process of its own. QuAFL whose clients adopt the server's model. Also draws docs/img/people.png
+workers CIFAR-10 ResNet20, n=100, s=40, K=5, b=4, batches of 16: local steps a second of one run with two workers (Ray
+        actors, a core each) over twice those in one process, in turns; octets between the processes in a round
 """
 
 import json
@@ -29,6 +31,8 @@ from torch.nn import functional
 import quafl
 from quafl.record import checkpoints
 from quafl.run.versions import versions
+from quafl.run.workers import hiring
+from quafl.settings.curve import Settings
 from quafl.settings.reading import load
 from quafl.sim import Plan, Simulation, World
 from quafl.tasks.hands import Held
@@ -38,6 +42,7 @@ RESULTS = Path(__file__).parents[1] / "docs" / "results" / "simulator-cpu.json"
 PICTURE = RESULTS.parents[1] / "img" / "people.png"
 TURNS = 8
 ROUNDS = 120
+SPREAD_ROUNDS = 12
 PEOPLE, CROWDED = (10_000, 100_000, 1_000_000, 15_000_000), 7  # clients, and rounds with them
 
 
@@ -227,7 +232,42 @@ def draw(found: dict[str, dict[str, float]]) -> None:
     figure.savefig(PICTURE, dpi=130)
 
 
-PARTS = {"step": step, "scale": scale, "people": people}
+def workers() -> dict[str, Any]:
+    """One run with two workers beside the same in one process: as many rounds in turns, the same steps in both."""
+    settings = {
+        "label": "workers",
+        "task": {"name": "cifar-10", "norm": "group", "batch": 16},
+        "clients": {"count": 100},
+        "algorithm": {"name": "calibrated", "sampled": 40, "local_steps": 5, "lr": 0.03, "wait": 20.0},
+        "run": {"until": 1e6, "every": 1e6, "seeds": [0], "workers": 2},
+    }
+    experiment = Settings.model_validate(settings)
+    torch.set_num_threads(1)
+    with hiring("local", 2) as hire, hire(experiment, 0, None) as spread:
+        both = {1: experiment.simulation(0)[1], 2: experiment.simulation(0, spread=spread)[1]}
+        rounds = {count: iter(simulation) for count, simulation in both.items()}
+        took = dict.fromkeys(both, 0.0)
+        for turn in range(1 + SPREAD_ROUNDS):
+            for count, simulation in both.items():
+                before = getattr(simulation.crew, "octets", 0)
+                spent = seconds(partial(next, rounds[count]))
+                if turn > 1:  # neither the evaluation at 0 nor the first round, in which nobody has taken a step
+                    took[count] += spent
+                octets = getattr(simulation.crew, "octets", 0) - before
+    steps = {count: simulation._fleet.totals.steps for count, simulation in both.items()}
+    assert steps[1] == steps[2]
+    result = {
+        "local steps a second, one process": round(steps[1] / took[1], 1),
+        "two workers": round(steps[2] / took[2], 1),
+        "efficiency": round(took[1] / took[2] / 2, 3),
+        "megabytes between the processes in the last round": round(octets / 1e6, 1),
+        "rounds": SPREAD_ROUNDS - 1,
+    }
+    print(result, flush=True)
+    return result
+
+
+PARTS = {"step": step, "scale": scale, "people": people, "workers": workers}
 
 if __name__ == "__main__":
     chosen = sys.argv[1:] or list(PARTS)

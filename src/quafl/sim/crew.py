@@ -1,8 +1,9 @@
 """What clients do when they are contacted: they hear, take local steps, and say something. Who is contacted, and when,
 is the fleet's."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -54,9 +55,18 @@ class Voices(NamedTuple):
     broken: Tensor  # bool: not, because its progress is not finite
 
 
+class Contact(NamedTuple):
+    """Clients that are contacted together."""
+
+    number: int  # in common, until they have said their words
+    ids: Ids
+    steps: Counts  # that they take before they hear the message
+    more: Counts  # and before they answer
+
+
 class Contacts(Protocol):
-    """The clients of a fleet, wherever they are. Those that are contacted together have a number in common, from the
-    contact until they have said their words."""
+    """The clients of a fleet, wherever they are. What is asked of several groups of them may go on side by side, or be
+    put off until it is looked at."""
 
     @property
     def name(self) -> str:
@@ -65,11 +75,12 @@ class Contacts(Protocol):
     def outline(self, ids: Ids) -> Any:
         """Those clients' numbers."""
 
-    def contact(self, number: int, ids: Ids, steps: Counts, more: Counts, telling: Telling) -> Sequence[Repair]:
-        """Those clients take so many steps and hear a message; before they answer, they will take so many more."""
+    def contact(self, contacts: Sequence[Contact], telling: Telling) -> Iterable[Sequence[Repair]]:
+        """Clients hear a message; the repairs of each contact."""
 
-    def compute(self, numbers: Sequence[int]) -> Sequence[Voices]:
-        """Contacted clients take the steps before their answers, all together."""
+    def compute(self, groups: Sequence[Sequence[int]]) -> Iterable[Voices]:
+        """Contacted clients take the steps before their answers, those of a group of contacts together; the voices of
+        each contact."""
 
     def say(self, number: int, rng: torch.Generator, *, at_once: bool) -> Words:
         """Their answers, a row for each client that answers. The clients are then what they become."""
@@ -135,8 +146,11 @@ class Crew:
         """See Contacts."""
         return self.store.outline(ids)
 
-    def contact(self, number: int, ids: Ids, steps: Counts, more: Counts, telling: Telling) -> list[Repair]:
+    def contact(self, contacts: Sequence[Contact], telling: Telling) -> Iterator[list[Repair]]:
         """See Contacts."""
+        return (self._contact(*one, telling) for one in contacts)
+
+    def _contact(self, number: int, ids: Ids, steps: Counts, more: Counts, telling: Telling) -> list[Repair]:
         repairs: list[Repair] = []
         coder, parcel = telling.coder, telling.parcel
 
@@ -165,8 +179,11 @@ class Crew:
                 clients = clients.with_rows(torch.tensor(rows), change(clients[rows], ups))
         return clients
 
-    def compute(self, numbers: Sequence[int]) -> list[Voices]:
+    def compute(self, groups: Sequence[Sequence[int]]) -> Iterator[Voices]:
         """See Contacts."""
+        return chain.from_iterable(map(self._compute, groups))
+
+    def _compute(self, numbers: Sequence[int]) -> list[Voices]:
         contacted = [self._contacted.pop(number) for number in numbers]
         trained, start = self._trained(contacted), 0
         voices = []

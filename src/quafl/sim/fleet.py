@@ -5,6 +5,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import chain
 from math import inf
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -23,7 +24,7 @@ from quafl.core.server import keyed
 from quafl.protocol.speech import as_heard, keys_up
 from quafl.record.evaluations import Diverged
 from quafl.sim.clock import VirtualClock
-from quafl.sim.crew import Contacts, Crew, Telling, Words
+from quafl.sim.crew import Contact, Contacts, Crew, Telling, Words
 from quafl.sim.executors import Choice
 from quafl.sim.link import Link
 from quafl.sim.speeds import Speeds
@@ -130,6 +131,7 @@ class SimulatedFleet:
             self.crew: Contacts = Crew(task, optimizer, algorithm, coders, store, choice.make(executor))
         else:
             self.crew = spread(store)
+        self._patience = self._together if spread is None else self.size  # workers have room for all, and one call each
         one, heard = (_blank(message, somebody) for message in (algorithm.records.up, algorithm.records.down))
         far = {vector.name: torch.zeros(1) for vector in one.vectors()}
         self._zero = zeros(somebody.base)
@@ -188,12 +190,15 @@ class SimulatedFleet:
             ready = ready + self._speeds.duration(reached, now, more)
         keys = as_heard(self._coders, want.down, parcel) if self._coders.up.needs_keys else None
         question, telling = Told(want.server.round, keys), Telling(want.server.round, parcel, want.down, coder)
+        answers, contacts = [], []
         for start in range(0, len(reached), self._together):
             group = slice(start, start + self._together)
             sent = self._sent(reached[group], ready[group], parcel.nbytes, question)
             self._traffic.void(sent.sender)
             self._traffic.depart(sent)
-            self._contact(sent, steps[group], more[group], telling)
+            answers.append(sent)
+            contacts.append(self._next_contact(sent, steps[group], more[group]))
+        self._contact(answers, contacts, telling)
         self._since[reached] = now
 
     def _asked_for(self, outline: Any) -> Counts:
@@ -217,23 +222,27 @@ class SimulatedFleet:
         down, up = torch.full((len(ids),), octets), torch.full((len(ids),), self._reply_bytes)
         return Sent(ready, down, up, ids, silent=torch.zeros(len(ids), dtype=torch.bool), question=question)
 
-    def _contact(self, sent: Sent, steps: Counts, more: Counts, telling: Telling) -> None:
-        """The clients hear the message, after so many steps, and take so many more before they answer."""
+    def _next_contact(self, sent: Sent, steps: Counts, more: Counts) -> Contact:
         self._contacts += 1
-        for repair in self.crew.contact(self._contacts, sent.sender, steps, more, telling):
-            self.totals.refined += repair.first
-            self.totals.up += repair.asked
-            self.totals.down += repair.answered
-            sent.up[repair.row] += repair.asked
-            sent.down[repair.row] += repair.answered
-        one = _Waiting(self._contacts, sent)
-        if not more.any():
-            self._settle([one], at_once=True)
-            return
-        self._waiting.append(one)
-        self._busy.update(sent.sender.tolist())
-        if len(self._busy) >= self._together:
-            self._compute()
+        return Contact(self._contacts, sent.sender, steps, more)
+
+    def _contact(self, answers: Sequence[Sent], contacts: Sequence[Contact], telling: Telling) -> None:
+        """Clients hear the message, and answer at once, or when they have taken more steps."""
+        for sent, contact, repairs in zip(answers, contacts, self.crew.contact(contacts, telling), strict=True):
+            for repair in repairs:
+                self.totals.refined += repair.first
+                self.totals.up += repair.asked
+                self.totals.down += repair.answered
+                sent.up[repair.row] += repair.asked
+                sent.down[repair.row] += repair.answered
+            one = _Waiting(contact.number, sent)
+            if not contact.more.any():
+                self._settle([[one]], at_once=True)
+                continue
+            self._waiting.append(one)
+            self._busy.update(sent.sender.tolist())
+            if len(self._busy) >= self._patience:
+                self._compute()
 
     def _compute(self) -> None:
         """The local steps of all who have been asked and have not answered yet, together."""
@@ -246,13 +255,12 @@ class SimulatedFleet:
                 room = self._together
             groups[-1].append(one)
             room -= len(one.sent.sender)
-        for group in groups:
-            self._settle(group, at_once=False)
+        self._settle(groups, at_once=False)
 
-    def _settle(self, group: Sequence[_Waiting], *, at_once: bool) -> None:
+    def _settle(self, groups: Sequence[Sequence[_Waiting]], *, at_once: bool) -> None:
         """What clients have become, and what they say."""
-        voices = self.crew.compute([one.number for one in group])
-        for (number, sent), (answers, broken) in zip(group, voices, strict=True):
+        voices = self.crew.compute([[one.number for one in group] for group in groups])
+        for (number, sent), (answers, broken) in zip(chain.from_iterable(groups), voices, strict=True):
             answer = self.crew.say(number, self._dither(sent), at_once=at_once)
             if not answers.all():
                 self._keep_silent(sent, answers, broken)

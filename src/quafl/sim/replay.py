@@ -155,7 +155,8 @@ class ReplayedFleet(SimulatedFleet):
             raise Deviation(f"round {question.round}: {replied.name} took {replied.steps} steps, could not have")
         self._ticket = ticket.hex()
         sent = self._sent(ids, torch.zeros(1, dtype=torch.float64), packed.nbytes, question)
-        self._contact(sent, before, more, Telling(question.round, packed, told, coder))
+        contact = self._next_contact(sent, before, more)
+        self._contact([sent], [contact], Telling(question.round, packed, told, coder))
         self._compute()
         if joins and replied.steps == 0:
             self._still_a_newcomer(ids)

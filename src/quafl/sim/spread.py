@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from copy import copy
 from io import BytesIO
+from itertools import chain
 from pickle import Pickler, Unpickler, dumps, loads
 from typing import Any, NamedTuple, Protocol
 
@@ -12,8 +13,8 @@ from torch import Tensor
 from quafl.codec.packets import Share
 from quafl.codec.seams import Packet
 from quafl.core.messages import Message
-from quafl.core.seams import Counts, Ids
-from quafl.sim.crew import Crew, Repair, Telling, Voices, Words
+from quafl.core.seams import Ids
+from quafl.sim.crew import Contact, Crew, Repair, Telling, Voices, Words
 from quafl.sim.store import Store
 
 
@@ -62,33 +63,51 @@ class Spread:
         """See Contacts."""
         return self._store.outline(ids)
 
-    def contact(self, number: int, ids: Ids, steps: Counts, more: Counts, telling: Telling) -> list[Repair]:
+    def contact(self, contacts: Sequence[Contact], telling: Telling) -> list[list[Repair]]:
         """See Contacts."""
-        self._ids[number], parts = ids, self._apart(ids)
-        self._parts[number] = parts
-        told = self._shared(telling, len(parts))
-        found = self._ask(
-            {part.worker: ("contact", (number, ids[part.rows], steps[part.rows], more[part.rows])) for part in parts},
-            told,
-        )
-        return [one._replace(row=int(part.rows[one.row])) for part in parts for one in found[part.worker]]
+        mine: dict[int, list[Contact]] = {}
+        for one in contacts:
+            self._ids[one.number], self._parts[one.number] = one.ids, self._apart(one.ids)
+            for worker, rows in self._parts[one.number]:
+                mine.setdefault(worker, []).append(Contact(one.number, *(values[rows] for values in one[1:])))
+        told = self._shared(telling, len(mine))
+        found = self._ask({worker: ("contact", (its,)) for worker, its in mine.items()}, told)
+        repairs = {
+            (worker, one.number): theirs
+            for worker, its in mine.items()
+            for one, theirs in zip(its, found[worker], strict=True)
+        }
+        return [
+            [
+                repair._replace(row=int(rows[repair.row]))
+                for worker, rows in self._parts[one.number]
+                for repair in repairs[worker, one.number]
+            ]
+            for one in contacts
+        ]
 
-    def compute(self, numbers: Sequence[int]) -> list[Voices]:
+    def compute(self, groups: Sequence[Sequence[int]]) -> list[Voices]:
         """See Contacts."""
-        mine: dict[int, list[int]] = {}
-        for number in numbers:
-            for part in self._parts[number]:
-                mine.setdefault(part.worker, []).append(number)
-        found = self._ask({worker: ("compute", (some,)) for worker, some in mine.items()})
-        voices = []
-        for number in numbers:
-            heard = [(part.rows, found[part.worker][mine[part.worker].index(number)]) for part in self._parts[number]]
+        mine: dict[int, list[list[int]]] = {}
+        for group in groups:
+            for worker in {part.worker for number in group for part in self._parts[number]}:
+                its = [number for number in group if any(part.worker == worker for part in self._parts[number])]
+                mine.setdefault(worker, []).append(its)
+        found = self._ask({worker: ("compute", (its,)) for worker, its in mine.items()})
+        heard = {
+            (worker, number): voices
+            for worker, its in mine.items()
+            for number, voices in zip(chain.from_iterable(its), found[worker], strict=True)
+        }
+        together = []
+        for number in chain.from_iterable(groups):
+            parts = self._parts[number]
             answers, broken = (
-                _together([(rows, voice[place]) for rows, voice in heard]) for place in range(len(Voices._fields))
+                _together([(part.rows, heard[part.worker, number][place]) for part in parts]) for place in (0, 1)
             )
             self._answers[number] = answers
-            voices.append(Voices(answers, broken))
-        return voices
+            together.append(Voices(answers, broken))
+        return together
 
     def say(self, number: int, rng: torch.Generator, *, at_once: bool) -> Words:
         """See Contacts."""
@@ -185,11 +204,11 @@ class Worker:
     def _name(self) -> str:
         return self._crew.name
 
-    def _contact(self, *arguments: Any) -> list[Repair]:
-        return self._crew.contact(*arguments)
+    def _contact(self, contacts: Sequence[Contact], telling: Telling) -> list[list[Repair]]:
+        return list(self._crew.contact(contacts, telling))
 
-    def _compute(self, numbers: Sequence[int]) -> list[Voices]:
-        return self._crew.compute(numbers)
+    def _compute(self, groups: Sequence[Sequence[int]]) -> list[Voices]:
+        return list(self._crew.compute(groups))
 
     def _say(
         self, number: int, state: Tensor, total: int, mine: Tensor, at_once: bool
