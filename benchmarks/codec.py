@@ -1,11 +1,12 @@
 """The codecs, measured: speed, memory, error against octets, refinement on live QuAFL, accuracy with few bits.
 
-    python benchmarks/codec.py cpu|gpu|quality|live|accuracy|page ... [--out FOLDER]
+    python benchmarks/codec.py cpu|gpu|quality|live|accuracy|compression|page ... [--out FOLDER]
 
 Speeds are ratios to a copy of the same vector in the same run, on one thread. `quality` takes real updates (updates.py;
 needs Fashion-MNIST, CIFAR-10 and the extra `bench`), `accuracy` whole runs (needs MNIST and Fashion-MNIST),
-`live` a perceptron of 1.4 million parameters on scikit-learn's digits. `page` draws the picture and fills the tables
-from the recorded JSON.
+`live` a perceptron of 1.4 million parameters on scikit-learn's digits. `compression` publishes what
+`quafl run benchmarks/compression.toml --out runs/compression` has left. `page` draws the pictures and fills the tables
+from what was recorded.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
+import compression
 import torch
 from fidelity import EDEN, Result, accuracy, live, quality
 from torch import Tensor
@@ -199,6 +201,7 @@ def page(out: Path) -> None:
     figure.axes[0].legend(frameon=False, fontsize="small")
     (out.parent / "img").mkdir(exist_ok=True)
     figure.savefig(out.parent / "img" / "codec.png", dpi=130)
+    compression.draw(out, out.parent / "img" / "compression.png")
     text = out / "codec.md"
     filled = re.sub(
         r"<!-- (\w+) (\w+) -->\n.*?<!-- end -->",
@@ -214,6 +217,8 @@ LIMIT = range(1, 9)
 
 def recorded(out: Path, what: str, name: str) -> str:
     """A recorded table; that of error against octets with a column for each codec."""
+    if what == "compression":
+        return table(compression.rows(out))
     rows = json.loads((out / f"codec-{what}.json").read_text(encoding="utf-8"))[name]
     if what != "quality":
         return table([{name: value for name, value in row.items() if name != "seeds"} for row in rows])
@@ -235,7 +240,7 @@ MEASURED = {"cpu": cpu, "gpu": gpu, "quality": quality, "live": live, "accuracy"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="+", choices=[*MEASURED, "page"])
+    parser.add_argument("what", nargs="+", choices=[*MEASURED, "compression", "page"])
     parser.add_argument("--out", type=Path, default=RESULTS)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
@@ -243,7 +248,7 @@ def main() -> None:
         if what == "page":
             page(chosen.out)
             continue
-        measured = MEASURED[what]()
+        measured = compression.publish(chosen.out) if what == "compression" else MEASURED[what]()
         measured = {
             "command": f"python benchmarks/codec.py {what}",
             "date": datetime.now(UTC).date().isoformat(),

@@ -30,7 +30,7 @@ from quafl.record.files import write_atomically
 from quafl.record.rows import Growing, Row, by_seed, read_rows, write_rows
 from quafl.record.summary import RecordError, final, read_curves
 from quafl.run.folders import prepare, reopen
-from quafl.run.jobs import Job, compute
+from quafl.run.jobs import FORMAT, Job, compute
 from quafl.run.pool import places
 from quafl.settings.reading import builtin, load
 
@@ -379,7 +379,7 @@ def test_what_code_began_a_seed_is_known_when_other_code_has_ended_it(uninterrup
     _, simulation = settings.simulation(0)
     next(iter(simulation))
     made_with = {"settings": settings.to_toml(), "quafl": quafl.__version__, "torch": version("torch")}
-    made_with |= {"device": "cpu", "executor": "sequential", "precision": "float32"}
+    made_with |= {"format": FORMAT, "device": "cpu", "executor": "sequential", "precision": "float32"}
     state = {"made_with": made_with, "computed": {"code": "another"}, "simulation": simulation.state()}
     checkpoints.save(tmp_path / "copy" / "checkpoint-seed0.pt", state)
     (tmp_path / "copy" / "checkpoint-seed0.pt.part").write_text("half of one, by a process that was killed")

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from quafl.run.taking_part import Brought, Served, join, serve
     from quafl.settings.base import SettingsError
     from quafl.sim import Absence, Change, Plan, Simulation, World
+    from quafl.sim.crew import Contacts
     from quafl.sim.executors import ExecutorName
     from quafl.tasks.hands import Data, OnDemand
     from quafl.tasks.judging import Measure
@@ -72,6 +73,7 @@ _HOMES = {
     "quafl.run.taking_part": ("Brought", "Served", "join", "serve"),
     "quafl.settings.base": ("SettingsError",),
     "quafl.sim": ("Absence", "Change", "Plan", "Simulation", "World"),
+    "quafl.sim.crew": ("Contacts",),
     "quafl.sim.executors": ("ExecutorName",),
     "quafl.tasks.local": ("Local",),
     "quafl.tasks.precision": ("Precision",),
@@ -98,6 +100,7 @@ __all__ = [
     "Codecs",
     "Collate",
     "Comparison",
+    "Contacts",
     "Curve",
     "Data",
     "Defence",
