@@ -67,21 +67,26 @@ class Here:
         return {worker: self._workers[worker].do(method, *contents) for worker, (method, contents) in asked.items()}
 
 
-def simulation(algorithm: Algorithm, codec: Codec | Codecs, workers: int, optimizer: Optimizer) -> Simulation:
+def parts(algorithm: Algorithm, codec: Codec | Codecs, optimizer: Optimizer) -> tuple[Any, ...]:
+    """Of a simulation: clients that come and go, of whom some are not reached."""
     task = Quadratic(
         torch.linspace(0.2, 1.0, 1100),
         torch.randn(CLIENTS, 1100, generator=torch.Generator().manual_seed(0)),
         noise=0.3,
     )
     world = World(slow=0.25, unreachable=0.1, present_for=40.0, away_for=10.0)
-    parts = task, CLIENTS, world, algorithm, codec, optimizer, Plan(until=60.0, every=6.0, potential=True)
+    return task, CLIENTS, world, algorithm, codec, optimizer, Plan(until=60.0, every=6.0, potential=True)
+
+
+def simulation(algorithm: Algorithm, codec: Codec | Codecs, workers: int, optimizer: Optimizer) -> Simulation:
+    mine = parts(algorithm, codec, optimizer)
 
     def spread(store: Store) -> Spread:
-        crews = [Simulation(*parts).crew for _ in range(workers)]
+        crews = [Simulation(*mine).crew for _ in range(workers)]
         assert all(isinstance(crew, Crew) for crew in crews)
         return Spread(Here([Worker(crew, torch.device("cpu")) for crew in crews]), store)  # type: ignore[arg-type]  # they are
 
-    return Simulation(*parts, spread=spread if workers else None)
+    return Simulation(*mine, spread=spread if workers else None)
 
 
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)

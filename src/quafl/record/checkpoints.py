@@ -24,10 +24,10 @@ def save(path: Path, state: dict[str, Any]) -> None:
         _write(state, stream)
 
 
-def load(path: Path, device: str | None = None) -> dict[str, Any]:
-    """What `save` wrote, where it was, or all of it on the device."""
+def load(path: Path, device: str | None = None, *, mapped: bool = False) -> dict[str, Any]:
+    """What `save` wrote, where it was, or all of it on the device; `mapped`, it is read when it is looked at."""
     try:
-        state: dict[str, Any] = torch.load(path, weights_only=True, map_location=device)
+        state: dict[str, Any] = torch.load(path, weights_only=True, map_location=device, mmap=mapped)
     except (OSError, RuntimeError, ValueError, EOFError, KeyError, BadZipFile, UnpicklingError) as error:
         raise RecordError(f"{path} cannot be read ({type(error).__name__}); delete it to run that seed anew") from error
     return state

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from difflib import get_close_matches
 from hashlib import blake2b
 from itertools import chain
+from math import inf
 from operator import index
 from pathlib import Path
 from typing import Any, Self
@@ -66,6 +67,7 @@ class Arguments:
     world: World = WORLD
     evaluations: int = 50
     average: float = 0.0
+    memory: float = inf
     device: torch.device | str = "cpu"
     executor: ExecutorName = "auto"
     precision: Precision = "float32"
@@ -93,6 +95,7 @@ class Arguments:
             "target": self.target,
             "lower_is_better": self.lower_is_better,
             "average": self.average,
+            "memory": self.memory,
             "per_client": self.per_client or self.held_out is not None or self.personal_steps > 0,
             "personal_steps": self.personal_steps,
             "device": str(self.device),
@@ -126,12 +129,13 @@ class Arguments:
             precision=self.precision,
         )
         parts = self.world, self.algorithm, self.codec, self.optimizer, self.run.plan(seed)
-        self.made = task, Simulation(task, len(self.clients), *parts, executor=executor or self.executor, spread=spread)
+        chosen, memory = executor or self.executor, 1e9 * self.memory
+        self.made = task, Simulation(task, len(self.clients), *parts, executor=chosen, spread=spread, memory=memory)
         return self.made
 
     def only(self, *seeds: int) -> Self:
-        """It with these seeds, none of which depends on who is told."""
-        return replace(self, seeds=seeds, track=())
+        """It with these seeds, none of which depends on who is told, or on how much memory there is."""
+        return replace(self, seeds=seeds, track=(), memory=inf)
 
     def sources(self) -> str:
         """None: the program is the user's own."""

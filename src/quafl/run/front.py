@@ -74,6 +74,7 @@ def simulate(
     world: World = WORLD,
     evaluations: int = 50,
     average: float = 0.0,
+    memory: float = inf,
     seed: int = 0,
     seeds: Sequence[int] | None = None,
     device: torch.device | str = "cpu",
@@ -119,6 +120,8 @@ def simulate(
       world: how fast clients are, when they are there, how long messages take.
       evaluations: how many, at equal distances in time.
       average: with a time constant, what is evaluated and given back is an average of the server's models over time.
+      memory: gigabytes of what clients keep: models, memories, optimizers. Beyond, it is on disk, in $TMPDIR or
+        /var/tmp.
       seed: of all that is drawn at random; or
       seeds: several, one run for each.
       device: where models, data and messages are.
@@ -178,6 +181,7 @@ def simulate(
         world=world,
         evaluations=evaluations,
         average=average,
+        memory=memory,
         device=device,
         executor=executor,
         precision=precision,

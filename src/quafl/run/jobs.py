@@ -139,7 +139,7 @@ def _compute(
 
 def _before(checkpoint: Path) -> tuple[str | None, float, dict[str, str]]:
     """Of earlier sittings: the executor, the seconds, and how it was computed."""
-    state = checkpoints.load(checkpoint, "cpu") if checkpoint.exists() else {}
+    state = checkpoints.load(checkpoint, "cpu", mapped=True) if checkpoint.exists() else {}
     return state.get("made_with", {}).get("executor"), state.get("seconds", 0.0), state.get("computed", {})
 
 
@@ -152,7 +152,9 @@ def own_code(settings: Experiment) -> dict[str, str]:
 def take_up(checkpoint: Path, simulation: Simulation, made_with: dict[str, str] | None = None) -> None:
     """Go on from a checkpoint, if it was made with the same settings and versions."""
     here = simulation.server.model.device.type
-    state = checkpoints.load(checkpoint, here if here == "cpu" else None)  # a GPU's run can be looked at without one
+    state = checkpoints.load(
+        checkpoint, here if here == "cpu" else None, mapped=True
+    )  # a GPU's run is looked at without one
     before = state.get("made_with", {})
     if "simulation" not in state:
         raise RecordError(f"{checkpoint} is not a checkpoint of a run; delete it to run that seed anew")

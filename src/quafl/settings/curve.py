@@ -1,5 +1,6 @@
 """One curve, complete: all sections together, and the simulation that they build."""
 
+from math import inf
 from pathlib import Path
 from typing import Self
 
@@ -75,12 +76,13 @@ class Settings(Section):
         given = self.algorithm.given(world, self.clients.count, coders_for(algorithm, codec), seed)
         optimizer = self.algorithm.build_optimizer()
         parts = task, self.clients.count, world, algorithm, codec, optimizer, self.run.plan(seed)
-        return task, Simulation(*parts, given=given, executor=executor or self.run.executor, spread=spread)
+        executor, memory = executor or self.run.executor, 1e9 * self.run.memory
+        return task, Simulation(*parts, given=given, executor=executor, spread=spread, memory=memory)
 
     def only(self, *seeds: int) -> Self:
-        """It with these seeds, none of which depends on what others there are to be, where code is, who is told, or how
-        many workers there are."""
-        run = self.run.model_copy(update={"seeds": list(seeds), "track": None, "workers": 1})
+        """It with these seeds, none of which depends on what others there are to be, where code is, who is told, how
+        many workers there are, or how much memory."""
+        run = self.run.model_copy(update={"seeds": list(seeds), "track": None, "workers": 1, "memory": inf})
         return self.model_copy(update={"run": run, "modules": None})
 
     def sources(self) -> str:

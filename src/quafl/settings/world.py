@@ -58,7 +58,8 @@ class Clients(Section):
     day: NotNegative = 0.0  # length of a day, of whose hours each client is there for some; 0: no days
     day_share: Annotated[float, Field(gt=0, lt=1)] = 0.5  # for this share of it, from an hour of its own on
     day_zones: Share = 1.0  # which hours are spread over this share of the day
-    trace: str | None = None  # a CSV file with every client's speeds and bandwidths
+    trace: str | None = None  # a CSV file with every client's speeds and bandwidths, or a folder with FedScale's traces
+    trace_batch: int = Field(default=32, ge=1)  # examples of a local step, for FedScale's milliseconds an example
     latency_at_32_bits: NotNegative = 10.0  # sit = this · b/32
     up_bandwidth: Positive | list[Positive] | None = None  # octets per time unit, one number or one a client
     down_bandwidth: Positive | list[Positive] | None = None  # likewise; an exchange then takes the time of its octets
@@ -118,6 +119,7 @@ class Run(Section):
     executor: ExecutorName = "auto"  # how local steps are computed; on a GPU, what a measurement finds fastest
     precision: Precision = "float32"  # of gradients; models, averages and codecs are float32
     workers: int = Field(default=1, ge=1)  # processes that share the clients of one run, with a core or GPU each (Ray)
+    memory: Annotated[float, Field(gt=0)] = inf  # gigabytes of what clients keep; beyond, it is on disk
     track: list[Tracker] | None = None  # where evaluations are sent, too
 
     @field_validator("device")

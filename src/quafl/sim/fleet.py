@@ -69,7 +69,8 @@ class SimulatedFleet:
 
     The server's link carries the exchanges of `sampled` clients at a time, or any number if not `limited`.
     `unreachable` is the probability that a contact is lost on its way to the client, which then knows nothing of it.
-    `given` are numbers of the clients that the world knows in advance. Local steps are taken by the `executor`.
+    `given` are numbers of the clients that the world knows in advance. Local steps are taken by the `executor`. Beyond
+    `memory` octets, what clients keep is on disk.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class SimulatedFleet:
         given: Mapping[str, Tensor] | None = None,
         executor: str = "auto",
         spread: Spread | None = None,
+        memory: float = inf,
     ) -> None:
         self.totals = Totals()
         everybody = newcomers(algorithm, *task.initial(), speeds.relative())
@@ -96,7 +98,7 @@ class SimulatedFleet:
             optimizer=optimizer.init(everybody.base[0]),
             left_out=coders.up.nothing_left_out(everybody.base[0]),
         )
-        store = Store(everybody, somebody, **(given or {}))
+        store = Store(everybody, somebody, memory, **(given or {}))
         self._slow = speeds.relative() <= SLOW
         self._there, self._present = torch.empty(0, dtype=torch.bool), torch.empty(0, dtype=torch.int64)
         self._contacts = 0  # ever, of clients together

@@ -51,7 +51,8 @@ class Plan:
 class Simulation:
     """An iterator of rounds: each gives the row of an evaluation, or None. Between two, `state` is all that another
     one, made from the same parts, needs to go on from there. `given` are numbers of the clients that the world knows in
-    advance; `executor` is as in `simulate`. With `spread`, clients are elsewhere (`sim.spread`)."""
+    advance; `executor` is as in `simulate`. With `spread`, clients are elsewhere (`sim.spread`); beyond `memory`
+    octets, what clients keep is on disk (`sim.shelf`)."""
 
     def __init__(
         self,
@@ -66,6 +67,7 @@ class Simulation:
         given: Mapping[str, Tensor] | None = None,
         executor: str = "auto",
         spread: Spread | None = None,
+        memory: float = inf,
     ) -> None:
         check_parts(algorithm, codec, optimizer, world)
         if algorithm.sampled > clients:
@@ -102,6 +104,7 @@ class Simulation:
             given=given,
             executor=executor,
             spread=spread,
+            memory=memory,
         )
         self._spread: dict[str, float] = {}  # of all models, if it is wanted
         self._mean: Tensor | None = None  # μ_t, likewise

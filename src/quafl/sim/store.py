@@ -1,15 +1,16 @@
 """The clients' states, copy on write: one that was never contacted is the newcomer, and costs nothing."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import fields, replace
-from typing import Any, TypeAlias
+from math import inf
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from quafl.core.seams import ClientState, Ids
+from quafl.sim.shelf import Row, Shelf
 
-_Heavy: TypeAlias = tuple[Tensor, ...]  # a client's vectors, those of its optimizer, and what its messages left out
 SEVERAL = ("optimizer", "left_out")  # are tuples of vectors
 MANY = 10_000  # clients, from which on memory counts for more than time
 BETWEEN = ("progress", "taken")  # is none: local steps are computed at the contact, and begin anew after
@@ -19,10 +20,10 @@ class Store:
     """n clients between contacts: whatever vectors and numbers their algorithm has them keep.
 
     `newcomers` have a row each; their vectors are the same for all, and `one` of them is complete. What is `given` are
-    numbers that the world knows of each client, whatever happens.
+    numbers that the world knows of each client, whatever happens. Beyond `memory` octets, what clients keep is on disk.
     """
 
-    def __init__(self, newcomers: Any, one: Any, **given: Tensor) -> None:
+    def __init__(self, newcomers: Any, one: Any, memory: float = inf, /, **given: Tensor) -> None:
         tensors = {f.name: getattr(newcomers, f.name) for f in fields(newcomers) if f.name not in SEVERAL}
         self._shape: ClientState = newcomers
         self._vectors = [name for name, rows in tensors.items() if rows.dim() > 1 and name not in BETWEEN]
@@ -31,8 +32,10 @@ class Store:
         }
         self._given = given
         self._optimizers = len(one.optimizer)
-        self._newcomer: _Heavy = (*(tensors[name][0] for name in self._vectors), *one.optimizer, *one.left_out)
-        self._known: dict[int, _Heavy] = {}
+        # A client's vectors, those of its optimizer, and what its messages left out:
+        self._newcomer: Row = (*(tensors[name][0] for name in self._vectors), *one.optimizer, *one.left_out)
+        self._memory = memory
+        self._known = self._nobody()
 
     def __len__(self) -> int:
         return len(self._shape.steps)
@@ -76,7 +79,7 @@ class Store:
         """Keep what those clients have become."""
         heavy = (*(getattr(clients, name) for name in self._vectors), *clients.optimizer, *clients.left_out)
         own = _own_rows_of_few if len(self) >= MANY else _own_rows
-        self._known |= zip(ids.tolist(), zip(*map(own, heavy), strict=True), strict=True)
+        self._known.update(zip(ids.tolist(), zip(*map(own, heavy), strict=True), strict=True))
         self.put_numbers(ids, {name: getattr(clients, name) for name in self._numbers})
 
     def numbers_of(self, ids: Ids) -> dict[str, Tensor]:
@@ -95,14 +98,19 @@ class Store:
     def state(self) -> dict[str, Any]:
         """For `restore`."""
         numbers = {name: values.clone() for name, values in self._numbers.items()}
-        return {"known": dict(self._known), "numbers": numbers}  # vectors are shared, and never changed in place
+        known = self._known.snapshot() if isinstance(self._known, Shelf) else dict(self._known)
+        return {"known": known, "numbers": numbers}  # vectors are shared, and never changed in place
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from there."""
-        self._known = dict(state["known"])
+        device, self._known = self.device, self._nobody()
+        self._known.update((client, tuple(x.to(device) for x in row)) for client, row in state["known"].items())
         self._numbers = {name: values.clone() for name, values in state["numbers"].items()}
 
-    def _row(self, client: int) -> _Heavy:
+    def _nobody(self) -> MutableMapping[int, Row]:
+        return {} if self._memory == inf else Shelf(self._memory)
+
+    def _row(self, client: int) -> Row:
         return self._known.get(client) or self._newcomer
 
 

@@ -13,6 +13,8 @@ from torch import Tensor
 from quafl.codec.coders import Coders
 from quafl.core.randomness import Generators, derive
 from quafl.core.seams import Algorithm
+from quafl.sim import fedscale
+from quafl.sim.fedscale import Line
 from quafl.sim.link import Link
 from quafl.sim.piecewise import Daily, Piecewise
 from quafl.sim.speeds import Constant, Exponential, fast_and_slow, interrupted
@@ -50,7 +52,8 @@ class World:
     The last round(slow·n) clients are slow. Step times are `fast_step` and `slow_step` in the mean; with `step_range`,
     each client's mean is drawn from it; with a `trace` (a CSV file with the columns client, time, steps_per_second,
     up_bandwidth, down_bandwidth), speeds and bandwidths are the file's, and a client is away until its first line and
-    wherever its speed is 0. Speeds have heavy tails with `step_spread` σ (a client's step times are e^(σz) times those,
+    wherever its speed is 0; or with a folder of FedScale's two files (`sim.fedscale`), steps being of `trace_batch`
+    examples. Speeds have heavy tails with `step_spread` σ (a client's step times are e^(σz) times those,
     z normal) and `step_tail` a (rank^a times, the ranks drawn: Zipf's law), bandwidths with `bandwidth_spread`
     (e^(−σz) times). With a `day`, a client is there for `day_share` of every day, from an hour of its own on, which is
     in the last `day_zones` of a day. An exchange (sit) takes `latency_at_32_bits`·b/32, or with bandwidths (octets per
@@ -72,6 +75,7 @@ class World:
     day_share: float = 0.5
     day_zones: float = 1.0
     trace: Path | None = None
+    trace_batch: int = 32
     latency_at_32_bits: float = 10.0
     up_bandwidth: float | Sequence[float] | None = None
     down_bandwidth: float | Sequence[float] | None = None
@@ -89,6 +93,8 @@ class World:
         for name in "step_spread", "step_tail", "bandwidth_spread", "day", "latency_at_32_bits":
             if not 0 <= getattr(self, name) < inf:
                 raise ValueError(f"{name} is {getattr(self, name)}, must not be negative, and finite")
+        if self.trace_batch < 1:
+            raise ValueError(f"trace_batch is {self.trace_batch}, must be a positive number of examples")
         if not 0 < self.day_share < 1 or not 0 <= self.day_zones <= 1:
             raise ValueError(
                 f"day_share is {self.day_share} and day_zones {self.day_zones}: must be shares of a day, the first "
@@ -131,7 +137,7 @@ class World:
         """sit: the paper's 10·b/32, for the mean b of the two directions, or what bandwidths make of the octets; they
         differ by their spread where there is an `rng`."""
         if self.trace is not None:
-            lines = _read_trace(self.trace, clients)
+            lines = self._traced(clients, until=0.0)  # bandwidths of phones do not change
             up = Piecewise.of([_from_zero([(time, up) for time, _, up, _ in mine]) for mine in lines])
             down = Piecewise.of([_from_zero([(time, down) for time, _, _, down in mine]) for mine in lines])
             return Link(0.0, down=down, up=up)
@@ -162,7 +168,7 @@ class World:
 
     def _rates(self, clients: int, rng: Generators, until: float) -> list[Pieces]:
         if self.trace is not None:
-            lines = _read_trace(self.trace, clients)
+            lines = self._traced(clients, until)
             rates = [[(0.0, 0.0), *((time, speed) for time, speed, _, _ in mine)] for mine in lines]
             rates = [mine[1:] if mine[1][0] == 0 else mine for mine in rates]
         else:
@@ -176,6 +182,12 @@ class World:
         for client, mine in enumerate(self._absences(clients, rng, until)):
             rates[client] = interrupted(rates[client], mine)
         return rates
+
+    def _traced(self, clients: int, until: float) -> list[list[Line]]:
+        assert self.trace is not None
+        if self.trace.is_dir():
+            return fedscale.lines(self.trace, clients, until, self.trace_batch)
+        return _read_trace(self.trace, clients)
 
     def _means(self, clients: int, rng: Generators) -> Tensor:
         """Of each client's step times, at first."""
@@ -255,9 +267,9 @@ def _each(value: float | Sequence[float], clients: int, name: str) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def _read_trace(path: Path, clients: int) -> list[list[tuple[float, float, float, float]]]:
-    """Each client's lines, as (time, speed, up, down)."""
-    lines: list[list[tuple[float, float, float, float]]] = [[] for _ in range(clients)]
+def _read_trace(path: Path, clients: int) -> list[list[Line]]:
+    """Each client's lines."""
+    lines: list[list[Line]] = [[] for _ in range(clients)]
     try:
         with Path(path).open(newline="", encoding="utf-8") as stream:
             table = csv.DictReader(stream)
