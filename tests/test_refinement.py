@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from quafl.codec import DecodeError, Lattice, Packet, WireError, answer, decode, encode, wire
-from quafl.codec.seams import HEADER_BYTES, Refine
+from quafl.codec.seams import HEADER_BYTES, Refine, Sender
 
 
 def rng(seed: int = 0) -> torch.Generator:
@@ -158,3 +158,31 @@ def test_half_precision_weights_are_accepted_and_restored(dtype: torch.dtype) ->
     for bits in (8, 32):
         received = decode(encode(x, key=x, bits=bits, rng=rng()), key=x)
         assert received.dtype == dtype
+
+
+@given(
+    dim=st.sampled_from([1, 50, 1025, 5000]),
+    bits=st.integers(1, 16),
+    seed=st.integers(0, 2**32),
+    far=st.floats(-2, 5),
+    single=st.booleans(),
+    kernel=st.sampled_from(["torch", "c"]),
+)
+def test_a_sender_that_is_here_repairs_all_rows_together_to_the_same_bits_and_octets(
+    dim: int, bits: int, seed: int, far: float, single: bool, kernel: str
+) -> None:
+    codec = Lattice(bits=bits, resolution=1e-3, kernel=kernel)
+    x = torch.randn(*(() if single else (4,)), dim, generator=rng(seed))
+    packet = codec.encode(x, rng(seed))
+    reach = torch.tensor([0.0, 1.0, 10.0, 1e4]).unsqueeze(-1)
+    key = x + reach * 10**far * 1e-3 * torch.randn(4, dim, generator=rng(seed + 1))
+    wanted, found = [], []
+
+    def apart(row: int, request: Packet) -> Packet:
+        reply = codec.refine(x if single else x[row], request)
+        wanted.append((row, request.nbytes, reply.nbytes, request.sent))
+        return reply
+
+    here = Sender(x, codec, lambda *repair: found.append(repair))
+    assert torch.equal(codec.decode(packet, key=key, refine=here), codec.decode(packet, key=key, refine=apart))
+    assert sorted(found) == sorted(wanted)

@@ -66,6 +66,9 @@ class Here:
             raise Lost("a worker was lost")
         return {worker: self._workers[worker].do(method, *contents) for worker, (method, contents) in asked.items()}
 
+    def tell(self, told: Mapping[int, tuple[str, Any]]) -> None:
+        self.ask(told)
+
 
 def parts(algorithm: Algorithm, codec: Codec | Codecs, optimizer: Optimizer) -> tuple[Any, ...]:
     """Of a simulation: clients that come and go, of whom some are not reached."""

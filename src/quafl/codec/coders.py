@@ -2,19 +2,22 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from quafl.codec.identity import Identity
-from quafl.codec.seams import Codec, Codecs, DecodeError, Packet, Refine
+from quafl.codec.seams import Codec, Codecs, DecodeError, Packet, Refine, Sender
 from quafl.core.messages import Heard, Message, Own, Vector
 from quafl.core.seams import Algorithm
 from quafl.core.structs import Struct
 
 # Which of a message's vectors, its row, and the receiver's request for more bits -> the sender's refinement.
 RefineVector: TypeAlias = Callable[[int, int, Packet], Packet]
+# Which of a message's vectors, its row, octets asked and answered, and the bits sent before: a repair that was made.
+Repaired: TypeAlias = Callable[[int, int, int, int, int], None]
 Distance: TypeAlias = Tensor | float
 
 
@@ -29,6 +32,13 @@ class Parcel(Struct):
     def nbytes(self) -> int:
         """Octets of the packets, of all rows together."""
         return sum(packet.nbytes for packet in self.packets)
+
+
+class Beside(NamedTuple):
+    """Instead of a RefineVector, where the sender is in the same process: what it has told, in full precision."""
+
+    told: Message
+    repaired: Repaired
 
 
 class Coder:
@@ -126,7 +136,7 @@ class Coder:
         return name if self._is_difference(vector) else 0
 
     def unpack(
-        self, parcel: Parcel, keys: Mapping[str, Tensor], refine: RefineVector | None = None, name: int = 0
+        self, parcel: Parcel, keys: Mapping[str, Tensor], refine: "RefineVector | Beside | None" = None, name: int = 0
     ) -> Message:
         """The message, with keys by the names of its vectors; or DecodeError, also if it is a difference from something
         else than what has this name."""
@@ -135,7 +145,7 @@ class Coder:
             key, near = keys[vector.name], parcel.packets[place].near
             if near != self._near(vector, name):
                 raise DecodeError(f"the {vector.name} is a difference from {near:x}, expected {name:x}")
-            x = self._codec.decode(parcel.packets[place], key=key, refine=_of(refine, place))
+            x = self._codec.decode(parcel.packets[place], key=key, refine=self._refine(refine, place))
             decoded[vector.name] = x + key if self._is_difference(vector) else x
         numbers = {one.name: value for one, value in zip(self.message.numbers(), parcel.numbers, strict=True)}
         return self.message(statistics=parcel.packets[0].exact, **decoded, **numbers)
@@ -143,7 +153,9 @@ class Coder:
     def displacements(self, parcel: Parcel, refine: RefineVector) -> dict[str, Tensor]:
         """The vectors of a message that are near nothing: whoever has the message can decode them."""
         return {
-            vector.name: self._codec.decode(packet, key=packet.side.new_zeros(packet.dim), refine=_of(refine, place))
+            vector.name: self._codec.decode(
+                packet, key=packet.side.new_zeros(packet.dim), refine=self._refine(refine, place)
+            )
             for place, (vector, packet) in enumerate(zip(self.vectors, parcel.packets, strict=True))
             if vector.near is None
         }
@@ -152,15 +164,17 @@ class Coder:
         """What the receiver of the message asks for, of its vector of that place."""
         return self._codec.refine(getattr(message, self.vectors[place].name), request)
 
+    def _refine(self, refine: "RefineVector | Beside | None", place: int) -> Refine | None:
+        if isinstance(refine, Beside):
+            x = getattr(refine.told, self.vectors[place].name)
+            return Sender(x, self._codec, partial(refine.repaired, place))
+        return None if refine is None else partial(refine, place)
+
     def noise(self, parcel: Parcel) -> dict[str, Tensor]:
         """E‖Q(x) − x‖² of each vector."""
         return {
             vector.name: self._codec.noise(packet) for vector, packet in zip(self.vectors, parcel.packets, strict=True)
         }
-
-
-def _of(refine: RefineVector | None, place: int) -> Refine | None:
-    return None if refine is None else lambda row, request: refine(place, row, request)
 
 
 class Coders(NamedTuple):

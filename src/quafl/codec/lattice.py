@@ -6,7 +6,7 @@ coordinate (the paper's Lemma "Lattice Quantization"; docs/codec.md explains it,
 """
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from typing import ClassVar
@@ -19,12 +19,13 @@ from quafl.codec.formats import KINDS, Header, Layout, expect
 from quafl.codec.kernels import LIMIT, Kernel, kernel_for, kernel_named
 from quafl.codec.packets import broadcast, check_finite, check_fits, draw_seeds, make_packet
 from quafl.codec.rotation import block_count, block_size
-from quafl.codec.seams import DecodeError, Packet, Refine
+from quafl.codec.seams import HEADER_BYTES, DecodeError, Packet, Refine, Sender
 from quafl.core.checks import check_whole
 from quafl.core.messages import Model
 
 LATTICE = 1  # id on the wire
 SMALLEST_SIDE = 2.0**-64
+MOST_BITS = 16  # a coordinate, of a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class Lattice:
     feedback: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_whole("bits", self.bits, 1, 16, "for uncompressed models use Identity()")
+        check_whole("bits", self.bits, 1, MOST_BITS, "for uncompressed models use Identity()")
         if self.resolution is not None and not 0 < self.resolution < inf:
             raise ValueError(f"resolution is {self.resolution}, must be positive and finite")
         if not 0 < self.spread < inf:
@@ -129,15 +130,13 @@ class Lattice:
         check_fits(packet, LATTICE, key)
         leading = broadcast(packet.side.shape, key.shape[:-1])
         keys = _rows(key.to(torch.float32), leading, 1)
-        vectors, failed = self._kernel(key).decode(
-            _rows(packet.symbols, leading, 1),
-            _rows(packet.checks, leading, 1),
-            _rows(packet.seed, leading, 0),
-            _rows(packet.side, leading, 0),
-            packet.bits,
-            keys,
-        )
-        for row in failed.any(dim=-1).nonzero().squeeze(-1).tolist():
+        seed, side = _rows(packet.seed, leading, 0), _rows(packet.side, leading, 0)
+        symbols, checks = _rows(packet.symbols, leading, 1), _rows(packet.checks, leading, 1)
+        vectors, failed = self._kernel(key).decode(symbols, checks, seed, side, packet.bits, keys)
+        left = _counted(failed)
+        if isinstance(refine, Sender) and left:
+            left, refine = self._again(packet, left, vectors, failed, keys, refine)
+        for row in left:
             own_key, message = keys[min(row, len(keys) - 1)], packet[_index(row, leading, packet.side.shape)]
             if own_key.isnan().any():
                 raise ValueError("the decoding key has NaN coordinates")
@@ -149,6 +148,34 @@ class Lattice:
                 )
             refinement.repair(vectors[row], message, own_key, failed[row], partial(refine, row))
         return vectors.view(*leading, packet.dim).to(packet.dtype)
+
+    def _again(
+        self, packet: Packet, left: dict[int, int], vectors: Tensor, failed: Tensor, keys: Tensor, sender: Sender
+    ) -> tuple[dict[int, int], Refine]:
+        """Repairs of all rows together, each by kernels: what a message of as many bits of the same points as are then
+        known decodes to. Rows that are left need more bits than messages have, and ask for them one by one."""
+        size, known, wanted = block_size(packet.dim), packet.bits, 1
+        parts = (
+            _rows(sender.x.to(torch.float32), sender.x.shape[:-1], 1),
+            packet.seed.view(-1),
+            packet.side.view(-1),
+            keys,
+        )
+        while left and known + wanted <= MOST_BITS:
+            for row, blocks in left.items():
+                words = (size // 32 * wanted + 1) * blocks
+                sender.repaired(row, HEADER_BYTES + 4 * blocks, HEADER_BYTES + 4 * words, known)
+            known, wanted = known + wanted, 2 * wanted
+            rows = torch.tensor(list(left), device=failed.device) if len(left) < len(failed) else slice(None)
+            x, seed, side, key = (part if len(part) == 1 else part[rows] for part in parts)
+            symbols, checks, _ = self._kernel(x).encode(x, seed, side, known)
+            vectors[rows], failed[rows] = self._kernel(x).decode(symbols, checks, seed, side, known, key)
+            left = _counted(failed)
+
+        def refine(row: int, request: Packet) -> Packet:
+            return (replace(sender, repaired=_untold) if request.sent < known else sender)(row, request)
+
+        return left, refine
 
     def noise(self, packet: Packet) -> Tensor:
         """d·γ²/12: the error is uniform in a cell."""
@@ -200,6 +227,15 @@ class LatticeFormat:
     def codec(self, packet: Packet) -> Lattice:
         """The side and the seed are in the packet."""
         return Lattice(bits=packet.bits)
+
+
+def _counted(failed: Tensor) -> dict[int, int]:
+    """How many blocks of a row have failed, for each in which some have."""
+    return {row: blocks for row, blocks in enumerate(failed.sum(dim=-1).tolist()) if blocks}
+
+
+def _untold(row: int, asked: int, answered: int, sent: int) -> None:
+    """It has been told already."""
 
 
 def _rows(tensor: Tensor, leading: torch.Size, own_axes: int) -> Tensor:

@@ -55,6 +55,23 @@ class Packet(Struct):
 Refine: TypeAlias = Callable[[int, Packet], Packet]
 
 
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """A Refine of one process: the sender's vectors are here, one for all rows or one each, so that a codec need not
+    ask for every row by itself. It is told of every repair in any case."""
+
+    x: Model
+    codec: "Codec"
+    repaired: Callable[[int, int, int, int], None]  # a row, octets asked and answered, and the bits sent before
+
+    def __call__(self, row: int, request: Packet) -> Packet:
+        """What it answers to one row's receiver."""
+        x = self.x if self.x.dim() == 1 else self.x.reshape(-1, self.x.shape[-1])[row]
+        reply = self.codec.refine(x, request)
+        self.repaired(row, request.nbytes, reply.nbytes, request.sent)
+        return reply
+
+
 class Codec(Protocol):
     """Vectors to packets and back."""
 

@@ -7,19 +7,20 @@ import torch
 from torch import Tensor
 
 PIECE = 2**22  # coordinates
+CACHED = 2**17  # which a processor's cache holds, a few rows of them
 
 
 def in_pieces(function: Callable[..., Tensor], *rows: Tensor) -> Tensor:
     """What `function` makes of rows "... d", coordinate by coordinate."""
-    dim = rows[0].shape[-1]
-    if dim <= PIECE:
+    dim, most = rows[0].shape[-1], CACHED if rows[0].device.type == "cpu" else PIECE
+    if dim <= most:
         return function(*rows)
     whole = None
-    for start in range(0, dim, PIECE):
-        piece = function(*(row[..., start : start + PIECE] for row in rows))
+    for start in range(0, dim, most):
+        piece = function(*(row[..., start : start + most] for row in rows))
         if whole is None:
             whole = piece.new_empty((*piece.shape[:-1], dim))
-        whole[..., start : start + PIECE] = piece
+        whole[..., start : start + most] = piece
     assert whole is not None
     return whole
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from quafl.codec.coders import Coder, Coders, Parcel, RefineVector
+from quafl.codec.coders import Beside, Coder, Coders, Parcel, RefineVector
 from quafl.codec.seams import Packet
 from quafl.core.client import Said
 from quafl.core.messages import Heard, Message, Own, Vector
@@ -23,7 +23,7 @@ class Hearing(NamedTuple):
     noise: Mapping[str, Tensor]  # E‖Q(x) − x‖² of its vectors
 
 
-def decode_down(coder: Coder, parcel: Parcel, clients: Any, refine: RefineVector | None) -> Hearing:
+def decode_down(coder: Coder, parcel: Parcel, clients: Any, refine: RefineVector | Beside | None) -> Hearing:
     """The server's message, decoded with what each client alone has (client, line 5)."""
     keys = {one.name: _own(one, clients) for one in coder.vectors}
     return measured(coder.unpack(parcel, keys, refine), coder.noise(parcel), clients)

@@ -79,6 +79,7 @@ class _Actors:
 
     def __init__(self, ray: Any, actors: list[Any]) -> None:
         self._ray, self._actors = ray, actors
+        self._told: list[Any] = []  # nobody has waited for it yet
 
     def __len__(self) -> int:
         return len(self._actors)
@@ -89,8 +90,15 @@ class _Actors:
 
     def ask(self, asked: Mapping[int, tuple[str, Any]]) -> dict[int, bytes]:
         """See Workers."""
-        under_way = [self._actors[worker].do.remote(method, *contents) for worker, (method, contents) in asked.items()]
+        told, self._told = self._told, []
         try:
-            return dict(zip(asked, self._ray.get(under_way), strict=True))
+            return dict(zip(asked, self._ray.get([*told, *self._begin(asked)])[len(told) :], strict=True))
         except (self._ray.exceptions.RayActorError, self._ray.exceptions.ObjectLostError) as error:
             raise Lost("a worker was lost (killed, or out of memory?)") from error
+
+    def tell(self, told: Mapping[int, tuple[str, Any]]) -> None:
+        """See Workers."""
+        self._told += self._begin(told)
+
+    def _begin(self, asked: Mapping[int, tuple[str, Any]]) -> list[Any]:
+        return [self._actors[worker].do.remote(method, *contents) for worker, (method, contents) in asked.items()]

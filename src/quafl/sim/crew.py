@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from quafl.codec.coders import Coder, Coders, Parcel
+from quafl.codec.coders import Beside, Coder, Coders, Parcel
 from quafl.codec.seams import Packet
 from quafl.core.client import Said, counted, listen, speak
 from quafl.core.messages import Message
@@ -154,17 +154,14 @@ class Crew:
         repairs: list[Repair] = []
         coder, parcel = telling.coder, telling.parcel
 
-        def repair(place: int, row: int, request: Packet) -> Packet:
-            refinement = coder.refine(telling.told, place, request)
-            first = request.sent == parcel.packets[place].bits
-            repairs.append(Repair(row, request.nbytes, refinement.nbytes, first))
-            return refinement
+        def repaired(place: int, row: int, asked: int, answered: int, sent: int) -> None:
+            repairs.append(Repair(row, asked, answered, first=sent == parcel.packets[place].bits))
 
         clients = counted(self.store[ids], self._task, ids)
         if steps.any():
             clients = self.execute(clients, ids, steps)
         clients = self.informed(ids, clients)
-        hearing = decode_down(coder, parcel, clients, repair)
+        hearing = decode_down(coder, parcel, clients, Beside(telling.told, repaired))
         clients = listen(self._algorithm, self._optimizer, clients, hearing.down, telling.round)
         self._contacted[number] = _Contacted(ids, hearing, clients, more)
         return repairs

@@ -34,6 +34,9 @@ class Workers(Protocol):
     def ask(self, asked: Mapping[int, tuple[str, Any]]) -> dict[int, bytes]:
         """What each of those workers answers to a method and its arguments. Lost, if one of them is."""
 
+    def tell(self, told: Mapping[int, tuple[str, Any]]) -> None:
+        """Likewise, without waiting: what goes wrong is raised by the next `ask`."""
+
 
 class Part(NamedTuple):
     """Those of the contacted clients that live with one worker."""
@@ -133,7 +136,7 @@ class Spread:
 
     def taken(self, ids: Ids, up: Message) -> None:
         """See Contacts. Its clients know what was decoded."""
-        self._ask({part.worker: ("taken", (ids[part.rows],)) for part in self._apart(ids)})
+        self._workers.tell(self._sent({part.worker: ("taken", (ids[part.rows],)) for part in self._apart(ids)}))
 
     def everybody(self) -> Store:
         """See Contacts. A copy."""
@@ -184,10 +187,14 @@ class Spread:
 
     def _ask(self, asked: Mapping[int, tuple[str, tuple[Any, ...]]], *shared: Any) -> dict[int, Any]:
         """What each of the workers gives back for a method with these arguments, and what all are given."""
-        sent = {worker: (method, (packed(own), *shared)) for worker, (method, own) in asked.items()}
-        found = self._workers.ask(sent)
-        self.octets += sum(len(content) for _, (content, *_) in sent.values()) + sum(map(len, found.values()))
+        found = self._workers.ask(self._sent(asked, *shared))
+        self.octets += sum(map(len, found.values()))
         return {worker: unpacked(content, self._device) for worker, content in found.items()}
+
+    def _sent(self, asked: Mapping[int, tuple[str, tuple[Any, ...]]], *shared: Any) -> dict[int, tuple[str, Any]]:
+        own = {worker: packed(arguments) for worker, (_, arguments) in asked.items()}
+        self.octets += sum(map(len, own.values()))
+        return {worker: (method, (own[worker], *shared)) for worker, (method, _) in asked.items()}
 
 
 class Worker:
