@@ -1,7 +1,7 @@
 """Records whose tensors share their leading axes, a row per client or message."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any, Self, get_args, get_type_hints
 
 import torch
@@ -31,6 +31,19 @@ class Struct:
     def join(cls, records: Sequence[Self]) -> Self:
         """The rows of all records, one after another."""
         return records[0]._combine(torch.cat, records) if len(records) > 1 else records[0]
+
+    @classmethod
+    def gather(cls, places: Sequence[tuple[Self, int]]) -> Self:
+        """Rows of several records, given by their places there, as the rows of one."""
+        (first, row), *others = places
+        if not others:
+            return first[row : row + 1]  # not a copy
+        rows = [row for _, row in places]
+
+        def pick(tensors: list[Tensor]) -> Tensor:
+            return torch.stack([tensor[row] for tensor, row in zip(tensors, rows, strict=True)])
+
+        return first._combine(pick, [record for record, _ in places])
 
     def where(self, mask: Tensor, other: Self) -> Self:
         """My rows where the mask says so, the other's elsewhere."""
@@ -69,8 +82,7 @@ class Struct:
 
     def _combine(self, merge: Callable[[list[Tensor]], Tensor], records: Sequence[Self]) -> Self:
         names = [f.name for f in fields(self)]  # type: ignore[arg-type]  # every subclass is a dataclass
-        merged = {name: _merged(merge, [getattr(record, name) for record in records]) for name in names}
-        return replace(self, **merged)  # type: ignore[type-var]
+        return type(self)(**{name: _merged(merge, [getattr(one, name) for one in records]) for name in names})
 
 
 def _merged(merge: Callable[[list[Tensor]], Tensor], values: list[Any]) -> Any:

@@ -29,6 +29,7 @@ from quafl.record.summary import REPORT, Curve, ranked
 from quafl.run.arguments import CODEC, OPTIMIZER, WORLD, Arguments, arguments
 from quafl.run.bars import bars
 from quafl.run.folders import Folder, opened, places
+from quafl.run.heap import kept
 from quafl.run.jobs import Job, News, compute
 from quafl.run.pool import handling_signals, tracked
 from quafl.run.results import Comparison, Models, Result, Tuning
@@ -359,6 +360,7 @@ def _work_off(
     with (
         _to_itself(out),
         one_thread(),
+        kept(),
         tracked(lambda job, news: None) as track,
         _noticing_interrupts() as asked,
     ):

@@ -21,6 +21,7 @@ from quafl.codec.kernels import kernel_for
 from quafl.record.rows import Growing
 from quafl.record.summary import RunError
 from quafl.run.folders import RunFolder, held
+from quafl.run.heap import kept
 from quafl.run.jobs import Hire, Job, News, Outcome, compute
 from quafl.run.tracking import Tracked, Tracking
 from quafl.tasks.precision import one_thread
@@ -267,7 +268,7 @@ def by_itself(tell: Callable[[News], None]) -> Iterator[None]:
     logger.addHandler(handler)
     logger.propagate = False
     try:
-        with one_thread():
+        with one_thread(), kept():
             yield
     finally:
         logger.removeHandler(handler)

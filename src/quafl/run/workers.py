@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from quafl.record.summary import RunError
+from quafl.run import heap
 from quafl.run.cluster import connected
 from quafl.run.jobs import Experiment, Hire
 from quafl.sim.crew import Crew
@@ -60,6 +61,7 @@ class Actor:
     ) -> None:
         number, count = place
         torch.set_num_threads(1)
+        heap.keep()
         if modules:
             own.unpack(modules, Path(mkdtemp()) / "code")
         task, simulation = experiment.simulation(seed, executor)

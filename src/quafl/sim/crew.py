@@ -172,7 +172,7 @@ class Crew:
         for change, applied in (self._algorithm.lost, False), (self._algorithm.applied, True):
             rows = [row for row, one in said.items() if one.applied == applied]
             if rows and change is not None:
-                ups = self._algorithm.records.up.stack([said[row].up[said[row].row] for row in rows])
+                ups = self._algorithm.records.up.gather([(said[row].up, said[row].row) for row in rows])
                 clients = clients.with_rows(torch.tensor(rows), change(clients[rows], ups))
         return clients
 
@@ -231,8 +231,8 @@ class Crew:
     def _as_taken(self, ids: Ids) -> Message:
         """Those clients' last answers, as far as they know how the server has decoded them."""
         said = [self._said[client] for client in ids.tolist()]
-        ups = self._algorithm.records.up.stack([one.up[one.row] for one in said])
-        parcel = Parcel.stack([one.parcel[one.row] for one in said if one.parcel is not None])
+        ups = self._algorithm.records.up.gather([(one.up, one.row) for one in said])
+        parcel = Parcel.gather([(one.parcel, one.row) for one in said if one.parcel is not None])
         return understood(self._coders.up, ups, parcel)[0]
 
     def everybody(self) -> Store:

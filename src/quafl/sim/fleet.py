@@ -418,7 +418,7 @@ class SimulatedFleet:
 def _gather(trips: list[Trip]) -> tuple[Ids, Words]:
     first, rows = trips[0].sent, [trip.row for trip in trips]
     if any(trip.sent is not first for trip in trips):
-        first, rows = Sent.stack([trip.sent[trip.row] for trip in trips]), list(range(len(trips)))
+        first, rows = Sent.gather([(trip.sent, trip.row) for trip in trips]), list(range(len(trips)))
     assert first.answer is not None  # they have arrived
     if rows == list(range(len(first.ready))):
         return first.sender, first.answer
