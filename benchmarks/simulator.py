@@ -8,9 +8,11 @@ scale   MNIST MLP: the time of a round with 10,000 clients over that with 100, a
 people  n = 10⁴, 10⁵, 10⁶ and 1.5·10⁷ clients with data made on demand, 1000 of them contacted in a round, a perceptron
         of MNIST's size (79,510 parameters): the time of a round over that with 10⁴, in turns; memory and checkpoints,
         each n in a process of its own. QuAFL whose clients adopt the server's model. Also draws docs/img/people.png
-workers CIFAR-10 ResNet20, n=100, s=40, K=5, b=4, batches of 16: local steps a second of one run with two workers (Ray
-        actors, a core each) over twice those in one process, in turns; octets between the processes in a round; and the
-        ratio if nothing but steps took time: one worker has more of the contacted clients than the other
+spill   20,000 such clients, of whom 500 are contacted in a round, with a memory of their own (Calibrated, 0.3 MB each):
+        the time of a round with a budget of 0.5 GB over that without, in turns; memory, each in a process of its own
+workers CIFAR-10 ResNet20, n=100, s=40 and n=300, s=100, K=5, b=4, batches of 16: local steps a second of one run with
+        two workers (Ray actors, a core each) over twice those in one process, in turns; octets between the processes in
+        a round; and the ratio if nothing but steps took time: one worker has more of those who are contacted
 """
 
 import json
@@ -20,6 +22,7 @@ import sys
 from collections.abc import Callable
 from functools import cache, partial
 from itertools import islice
+from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -45,7 +48,8 @@ RESULTS = Path(__file__).parents[1] / "docs" / "results" / "simulator-cpu.json"
 PICTURE = RESULTS.parents[1] / "img" / "people.png"
 TURNS = 8
 ROUNDS = 120
-SPREAD_ROUNDS = 25
+SHARED = (100, 40, 16), (300, 100, 8)  # clients, those contacted in a round, rounds, with workers
+SPILLED, BUDGET, SPILLING_ROUNDS = 20_000, 0.5, 20  # clients with a memory of their own, gigabytes, rounds
 PEOPLE, CROWDED = (10_000, 100_000, 1_000_000, 15_000_000), 7  # clients, and rounds with them
 
 
@@ -260,29 +264,33 @@ def draw(found: dict[str, dict[str, float]]) -> None:
 
 
 def workers() -> dict[str, Any]:
+    return {f"n={clients}, s={sampled}": shared(clients, sampled, rounds) for clients, sampled, rounds in SHARED}
+
+
+def shared(clients: int, sampled: int, count: int) -> dict[str, Any]:
     """One run with two workers beside the same in one process: as many rounds in turns, the same steps in both."""
     settings = {
         "label": "workers",
         "task": {"name": "cifar-10", "norm": "group", "batch": 16},
-        "clients": {"count": 100},
-        "algorithm": {"name": "calibrated", "sampled": 40, "local_steps": 5, "lr": 0.03, "wait": 20.0},
+        "clients": {"count": clients},
+        "algorithm": {"name": "calibrated", "sampled": sampled, "local_steps": 5, "lr": 0.03, "wait": 20.0},
         "run": {"until": 1e6, "every": 1e6, "seeds": [0], "workers": 2},
     }
     experiment = Settings.model_validate(settings)
     torch.set_num_threads(1)
-    with hiring("local", 2) as hire, hire(experiment, 0, None) as spread:
+    with kept(), hiring("local", 2) as hire, hire(experiment, 0, None) as spread:
         both = {1: experiment.simulation(0)[1], 2: experiment.simulation(0, spread=spread)[1]}
-        rounds = {count: iter(simulation) for count, simulation in both.items()}
+        rounds = {workers: iter(simulation) for workers, simulation in both.items()}
         busier = listened(both[2].crew)
         took = dict.fromkeys(both, 0.0)
-        for turn in range(1 + SPREAD_ROUNDS):
-            for count, simulation in both.items():
+        for turn in range(2 + count):
+            for workers, simulation in both.items():
                 before = getattr(simulation.crew, "octets", 0)
-                spent = seconds(partial(next, rounds[count]))
+                spent = seconds(partial(next, rounds[workers]))
                 if turn > 1:  # neither the evaluation at 0 nor the first round, in which nobody has taken a step
-                    took[count] += spent
+                    took[workers] += spent
                 octets = getattr(simulation.crew, "octets", 0) - before
-    steps = {count: simulation._fleet.totals.steps for count, simulation in both.items()}
+    steps = {workers: simulation._fleet.totals.steps for workers, simulation in both.items()}
     assert steps[1] == steps[2]
     result = {
         "local steps a second, one process": round(steps[1] / took[1], 1),
@@ -290,9 +298,9 @@ def workers() -> dict[str, Any]:
         "efficiency": round(took[1] / took[2] / 2, 3),
         "efficiency if nothing but steps took time": round(steps[2] / 2 / sum(busier), 3),
         "megabytes between the processes in the last round": round(octets / 1e6, 1),
-        "rounds": SPREAD_ROUNDS - 1,
+        "rounds": count,
     }
-    print(result, flush=True)
+    print(clients, sampled, result, flush=True)
     return result
 
 
@@ -310,7 +318,40 @@ def listened(crew: Any) -> list[int]:
     return busier
 
 
-PARTS = {"step": step, "scale": scale, "people": people, "workers": workers}
+def rememberers(memory: float) -> Simulation:
+    network = nn.Sequential(nn.Linear(784, 100), nn.ReLU(), nn.Linear(100, 10))
+    task = Supervised(network, quafl.OnDemand(SPILLED, pictures_of), test=pictures_of(SPILLED), batch_size=32)
+    algorithm = quafl.Calibrated(sampled=500, local_steps=2)
+    parts = algorithm, quafl.compressed(bits=4), quafl.sgd(0.1), Plan(until=1e9, every=1e9)
+    return Simulation(task, SPILLED, World(), *parts, memory=1e9 * memory)
+
+
+def remembering(memory: float) -> dict[str, Any]:
+    """Gigabytes resident at most, with so many kept in memory, and clients with a state of their own in the end."""
+    torch.set_num_threads(1)
+    simulation = rememberers(memory)
+    for _ in islice(simulation, 1 + SPILLING_ROUNDS):
+        pass
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return {"clients": simulation._fleet.clients.known, "GB resident": round(int(line.split()[1]) * 1024 / 1e9, 2)}
+
+
+def spill() -> dict[str, Any]:
+    torch.set_num_threads(1)
+    budgets = {"without a budget": inf, f"with {BUDGET} GB": BUDGET}
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        found = {name: pool.apply(remembering, (memory,)) for name, memory in budgets.items()}
+    runs = {name: iter(rememberers(memory)) for name, memory in budgets.items()}
+    times: dict[str, list[float]] = {name: [seconds(partial(next, run))] for name, run in runs.items()}
+    for _ in range(SPILLING_ROUNDS):
+        for name, run in runs.items():
+            times[name].append(seconds(partial(next, run)))
+    half = SPILLING_ROUNDS // 2  # by then, there is more than the budget
+    without, within = (sum(spent[half:]) for spent in times.values())
+    return {"a round with it over one without": round(within / without, 3), **found}
+
+
+PARTS = {"step": step, "scale": scale, "people": people, "spill": spill, "workers": workers}
 
 if __name__ == "__main__":
     chosen = sys.argv[1:] or list(PARTS)

@@ -331,10 +331,10 @@ def test_scaffold_leads_every_client_to_the_common_minimum_once_it_knows_the_gra
     w = world(two(), 2, SCAFFOLD(sampled=2, local_steps=1, lr=0.5), lr=0.5)
     first = w.rounds(1)[0]
     assert (first.model.item(), first.control.item()) == pytest.approx((2.0, -2.0))
-    assert w.informed().control.flatten().tolist() == pytest.approx([2.0, -6.0])
+    assert w.fleet.clients.everybody().control.flatten().tolist() == pytest.approx([2.0, -6.0])
     second = w.rounds(1, first)[0]
     assert (second.model.item(), second.control.item()) == pytest.approx((2.0, 0.0))
-    clients = w.informed()
+    clients = w.fleet.clients.everybody()
     assert clients.control.flatten().tolist() == pytest.approx([4.0, -4.0])
     assert clients.common.flatten().tolist() == pytest.approx([-2.0, -2.0])  # as it was heard last
 
@@ -356,11 +356,11 @@ def test_scaffold_equals_two_rounds_computed_by_hand(server_lr: float) -> None:
     first = w.rounds(1)[0]
     assert first.model.item() == pytest.approx(7 / 4 if server_lr == 1 else 11 / 8)
     assert first.control.item() == pytest.approx(-3 / 2)
-    assert w.informed().control.flatten().tolist() == pytest.approx([3 / 2, -9 / 2])
+    assert w.fleet.clients.everybody().control.flatten().tolist() == pytest.approx([3 / 2, -9 / 2])
     second = w.rounds(1, first)[0]
     assert second.model.item() == pytest.approx(31 / 16 if server_lr == 1 else 103 / 64)
     theirs = [27 / 8, -33 / 8] if server_lr == 1 else [45 / 16, -75 / 16]
-    assert w.informed().control.flatten().tolist() == pytest.approx(theirs)
+    assert w.fleet.clients.everybody().control.flatten().tolist() == pytest.approx(theirs)
     assert second.control.item() == pytest.approx(sum(theirs) / 2)
 
 
@@ -372,7 +372,7 @@ def test_scaffolds_common_control_is_the_mean_of_the_clients(sampled: int, unrea
     task = quadratic(5, spread=1.0, noise=0.3)
     w = world(task, 5, SCAFFOLD(sampled=sampled, local_steps=3), latency=1.0, unreachable=unreachable)
     for state in islice(w.states(), 12):
-        theirs = w.informed().control
+        theirs = w.fleet.clients.everybody().control
         torch.testing.assert_close(state.control, theirs.mean(dim=0), atol=1e-5, rtol=0)
     assert state.control.norm() > 0
     assert (theirs.norm(dim=1) > 0).all()
@@ -385,7 +385,7 @@ def test_scaffolds_common_control_is_the_mean_whatever_comes_too_late_and_howeve
     task, algorithm = quadratic(3, dim=2000, spread=1.0, noise=0.3), SCAFFOLD(sampled=3, local_steps=1, patience=5.0)
     w = world(task, 3, algorithm, codec=Lattice(bits=3), speeds=speeds)
     for state in islice(w.states(), 20):
-        theirs = w.informed().control
+        theirs = w.fleet.clients.everybody().control
         torch.testing.assert_close(state.control, theirs.mean(dim=0), atol=1e-4, rtol=1e-4)
     assert w.fleet.totals.contacts <= 3 * 20 - 5
     assert (theirs.norm(dim=1) > 0.1).all()
@@ -421,7 +421,7 @@ def test_scaffold_ends_at_the_minimum_where_fedavg_drifts_away_from_it() -> None
     controlled = w.rounds(300)[-1]
     assert controlled.model.item() == pytest.approx(3.6, abs=1e-3)
     assert controlled.control.item() == pytest.approx(0.0, abs=1e-3)
-    assert w.informed().control.flatten().tolist() == pytest.approx([3.6, -3.6], abs=1e-2)
+    assert w.fleet.clients.everybody().control.flatten().tolist() == pytest.approx([3.6, -3.6], abs=1e-2)
 
 
 def test_scaffold_keeps_what_it_has_over_fedavg_through_the_lattice() -> None:

@@ -33,7 +33,7 @@ def many(n: int, dim: int = 40, noise: float = 0.2, spread: float = 1.0) -> Quad
 
 def remembered(w: World, state: object) -> Tensor:
     """Σ y_i as the clients know it, as of now."""
-    clients, forget = w.informed(), w.algorithm.forget
+    clients, forget = w.fleet.clients.everybody(), w.algorithm.forget
     fade = torch.exp(forget * (clients.clock - state.sweeps)).float()
     return (fade.unsqueeze(-1) * clients.memory).sum(dim=0)
 
@@ -55,7 +55,7 @@ def test_calibrated_equals_two_rounds_computed_by_hand() -> None:
     residuals = (5 / 12 - 45 / 28) / (2 * sqrt(2))
     assert second.model.item() == pytest.approx(first.model.item() - sqrt(2) * (residuals + (1 / 12 - 9 / 14) / 2))
     assert second.memory.item() == pytest.approx(1 / 12 - 9 / 14 + 5 / 12 / 6 - 45 / 28 * 2 / 7)
-    assert w.informed().memory.flatten().tolist() == pytest.approx([1 / 12 + 5 / 72, -9 / 14 - 45 / 98])
+    assert w.fleet.clients.everybody().memory.flatten().tolist() == pytest.approx([1 / 12 + 5 / 72, -9 / 14 - 45 / 98])
 
 
 def test_a_step_is_one_at_first_and_settles_at_the_root_of_2s_over_n() -> None:
@@ -82,7 +82,7 @@ def test_a_client_that_has_done_nothing_sends_nothing_and_takes_the_model_over()
     assert [replies.senders.tolist() for replies in w.came] == [[0]] * 3
     assert [replies.failed.tolist() for replies in w.came] == [[1]] * 3
     assert torch.allclose(w.bases()[1], states[1].model, atol=0.05)
-    assert w.informed().memory[1].item() == 0
+    assert w.fleet.clients.everybody().memory[1].item() == 0
 
 
 @pytest.mark.parametrize(

@@ -367,7 +367,7 @@ def test_scaffolds_control_variates_are_the_same_at_both_ends_within_a_bound() -
     task, defence = Quadratic(torch.linspace(0.2, 1.0, 500), centers), Defence(clip=1.1)
     w = world(task, 6, SCAFFOLD(3, 2, lr=0.1, defence=defence), lr=0.1, codec=Lattice(bits=2))
     for state in islice(w.states(), 20):
-        mine = w.informed().control.mean(dim=0)
+        mine = w.fleet.clients.everybody().control.mean(dim=0)
         torch.testing.assert_close(mine, state.control, rtol=1e-3, atol=1e-4)
     assert state.control.norm() > 0.1
 

@@ -16,7 +16,6 @@ from quafl.core.conversation import Replies
 from quafl.core.randomness import Generators
 from quafl.core.seams import Algorithm, Optimizer, ServerState, Task
 from quafl.sim.clock import VirtualClock
-from quafl.sim.crew import Crew
 from quafl.sim.fleet import SimulatedFleet
 from quafl.sim.link import Link
 from quafl.sim.piecewise import Piecewise
@@ -68,16 +67,6 @@ class World:
     def bases(self) -> Tensor:
         bases: Tensor = self.fleet.clients.everybody().base
         return bases
-
-    def informed(self) -> Any:
-        """All clients, as they will be when they hear what became of their last answers."""
-        everybody = self.fleet.clients.everybody()
-        crew = self.fleet.crew
-        assert isinstance(crew, Crew)
-        said = dict(crew._said)
-        clients = crew.informed(torch.arange(self.fleet.size), everybody)
-        crew._said = said
-        return clients
 
     def scatter(self, bases: Tensor) -> None:
         clients = self.fleet.clients

@@ -171,7 +171,8 @@ class Algorithm(Protocol):
     def applied(self) -> Applied | None:
         """The client when it hears that its last answer was applied; None: nothing changes. Of the answer it may use
         the numbers, and the vectors near nothing, which are as the server has decoded them. What a client changes here
-        alone, both ends know alike, whatever crashes or gets lost."""
+        alone, both ends know alike, whatever crashes or gets lost. Its local steps before it hears the next message see
+        nothing of that."""
 
     def start(self, model: Model, buffers: Buffers) -> Any:
         """The server at the beginning."""

@@ -21,7 +21,7 @@ from quafl.sim import Diverged, Simulation
 from quafl.sim.fleet import Spread
 from quafl.sim.spread import Lost
 
-FORMAT = "2"  # of checkpoints
+FORMAT = "3"  # of checkpoints
 MOST_LOST = 3  # workers from one checkpoint to the next
 CHECKPOINT_SHARE = 0.05  # of the time, at most, goes into checkpoints
 

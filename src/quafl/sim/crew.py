@@ -104,10 +104,9 @@ class Contacts(Protocol):
 class _Said(NamedTuple):
     """A client's last answer, until the client knows what has become of it."""
 
-    up: Message  # as it was said, or, when it is applied, as the server has decoded it
+    up: Message  # as it was said
     row: int
-    parcel: Parcel | None  # as it was sent; None when it is applied
-    applied: bool
+    parcel: Parcel  # as it was sent
 
 
 class _Contacted(NamedTuple):
@@ -160,21 +159,19 @@ class Crew:
         clients = counted(self.store[ids], self._task, ids)
         if steps.any():
             clients = self.execute(clients, ids, steps)
-        clients = self.informed(ids, clients)
+        clients = self._informed(ids, clients)
         hearing = decode_down(coder, parcel, clients, Beside(telling.told, repaired))
         clients = listen(self._algorithm, self._optimizer, clients, hearing.down, telling.round)
         self._contacted[number] = _Contacted(ids, hearing, clients, more)
         return repairs
 
-    def informed(self, ids: Ids, clients: Any) -> Any:
-        """Those whose last answer has not been applied, and so never will be, know it now."""
+    def _informed(self, ids: Ids, clients: Any) -> Any:
+        """Those whose last answer was not applied, and so never will be, know it now."""
         said = {row: self._said.pop(client) for row, client in enumerate(ids.tolist()) if client in self._said}
-        for change, applied in (self._algorithm.lost, False), (self._algorithm.applied, True):
-            rows = [row for row, one in said.items() if one.applied == applied]
-            if rows and change is not None:
-                ups = self._algorithm.records.up.gather([(said[row].up, said[row].row) for row in rows])
-                clients = clients.with_rows(torch.tensor(rows), change(clients[rows], ups))
-        return clients
+        if not said:
+            return clients
+        rows, ups = list(said), self._algorithm.records.up.gather([(one.up, one.row) for one in said.values()])
+        return clients.with_rows(torch.tensor(rows), self._algorithm.lost(clients[rows], ups))
 
     def compute(self, groups: Sequence[Sequence[int]]) -> Iterator[Voices]:
         """See Contacts."""
@@ -205,7 +202,7 @@ class Crew:
         parcel, after = encode_up(self._coders, said, hearing, at_once=at_once, rng=rng)
         self.store.put(ids, after)
         answering = enumerate(ids[said.answers].tolist())
-        self._said |= {client: _Said(said.up, row, parcel, applied=False) for row, client in answering}
+        self._said |= {client: _Said(said.up, row, parcel) for row, client in answering}
         return Words(parcel, said.steps, hearing.measured)
 
     def refine(self, client: int, place: int, request: Packet) -> Packet:
@@ -218,21 +215,27 @@ class Crew:
         return self._speaking[number][0]
 
     def taken(self, ids: Ids, up: Message | None = None) -> None:
-        """See Contacts. Where nobody says how the server has decoded them, the clients know it by themselves."""
-        applied = self._algorithm.applied is not None
-        if applied and up is None:
-            up = self._as_taken(ids)
-        for row, client in enumerate(ids.tolist()):
-            if up is not None and applied:
-                self._said[client] = _Said(up, row, None, applied=True)
-            else:
-                self._said.pop(client, None)
+        """See Contacts. Where nobody says how the server has decoded them, the clients know it by themselves.
 
-    def _as_taken(self, ids: Ids) -> Message:
-        """Those clients' last answers, as far as they know how the server has decoded them."""
-        said = [self._said[client] for client in ids.tolist()]
+        In a federation clients hear of it when they are contacted next; here what they then remember is put down at
+        once, as their steps until then see nothing of it, and what they said need not be kept.
+        """
+        said = [self._said.pop(client) for client in ids.tolist()]
+        if (applied := self._algorithm.applied) is None or not said:
+            return
+        before = self.store[ids]
+        after = applied(before, self._as_taken(said) if up is None else up)
+        if after.base is not before.base or (self._algorithm.direction is not None and before.budget.any()):
+            raise ValueError(
+                f"{type(self._algorithm).__name__}.applied changes what local steps before the next message stand on; "
+                f"it may change what they do not see, or take no steps until then"
+            )
+        self.store.put(ids, after)
+
+    def _as_taken(self, said: Sequence[_Said]) -> Message:
+        """Those answers, as far as their clients know how the server has decoded them."""
         ups = self._algorithm.records.up.gather([(one.up, one.row) for one in said])
-        parcel = Parcel.gather([(one.parcel, one.row) for one in said if one.parcel is not None])
+        parcel = Parcel.gather([(one.parcel, one.row) for one in said])
         return understood(self._coders.up, ups, parcel)[0]
 
     def everybody(self) -> Store:
@@ -249,16 +252,10 @@ class Crew:
         self.store.restore(state["clients"])
         made = self._algorithm.records.up
         self._said = {
-            client: _Said(
-                made.stack([made.from_tree(up)]),
-                0,
-                None if parcel is None else Parcel.stack([Parcel.from_tree(parcel)]),
-                applied,
-            )
-            for client, (up, parcel, applied) in state["said"].items()
+            client: _Said(made.stack([made.from_tree(up)]), 0, Parcel.stack([Parcel.from_tree(parcel)]))
+            for client, (up, parcel) in state["said"].items()
         }
 
 
 def _tree(said: _Said) -> tuple[Any, ...]:
-    parcel = None if said.parcel is None else said.parcel[said.row].each(Tensor.clone).tree()
-    return said.up[said.row].tree(), parcel, said.applied
+    return said.up[said.row].tree(), said.parcel[said.row].each(Tensor.clone).tree()

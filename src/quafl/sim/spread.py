@@ -54,6 +54,7 @@ class Spread:
         self._parts: dict[int, list[Part]] = {}  # of those that have not said their words yet
         self._ids: dict[int, Ids] = {}
         self._answers: dict[int, Tensor] = {}
+        self._changed: set[int] = set()  # clients whose numbers are not known here, as they know more now
         self.octets = 0  # ever, both ways
 
     @property
@@ -64,7 +65,16 @@ class Spread:
 
     def outline(self, ids: Ids) -> Any:
         """See Contacts."""
+        self._learn(torch.tensor([client for client in ids.tolist() if client in self._changed], dtype=torch.int64))
         return self._store.outline(ids)
+
+    def _learn(self, ids: Ids) -> None:
+        """What those clients have counted."""
+        mine = {worker: ids[rows] for worker, rows in self._apart(ids)}
+        found = self._ask({worker: ("numbers", (its,)) for worker, its in mine.items()})
+        for worker, numbers in found.items():
+            self._store.put_numbers(mine[worker], numbers)
+        self._changed.difference_update(ids.tolist())
 
     def contact(self, contacts: Sequence[Contact], telling: Telling) -> list[list[Repair]]:
         """See Contacts."""
@@ -136,6 +146,7 @@ class Spread:
 
     def taken(self, ids: Ids, up: Message) -> None:
         """See Contacts. Its clients know what was decoded."""
+        self._changed.update(ids.tolist())
         self._workers.tell(self._sent({part.worker: ("taken", (ids[part.rows],)) for part in self._apart(ids)}))
 
     def everybody(self) -> Store:
@@ -146,6 +157,7 @@ class Spread:
 
     def state(self) -> dict[str, Any]:
         """See Contacts: as if all lived in one place."""
+        self._learn(torch.tensor(list(self._changed), dtype=torch.int64))
         found = self._ask(dict.fromkeys(range(len(self._workers)), ("state", ()))).values()
         clients = self._store.state()
         clients["known"] = {client: tensors for one in found for client, tensors in one["clients"]["known"].items()}
@@ -153,7 +165,7 @@ class Spread:
 
     def restore(self, state: dict[str, Any]) -> None:
         """See Contacts."""
-        self._parts, self._ids, self._answers = {}, {}, {}
+        self._parts, self._ids, self._answers, self._changed = {}, {}, {}, set()
         self._store.restore({**state["clients"], "known": {}})
         count = len(self._workers)
 
@@ -231,6 +243,9 @@ class Worker:
 
     def _taken(self, ids: Ids) -> None:
         self._crew.taken(ids)
+
+    def _numbers(self, ids: Ids) -> dict[str, Tensor]:
+        return self._crew.store.numbers_of(ids)
 
     def _state(self) -> dict[str, Any]:
         return self._crew.state()
