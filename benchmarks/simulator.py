@@ -11,7 +11,7 @@ people  n = 10⁴, 10⁵, 10⁶ and 1.5·10⁷ clients with data made on demand,
 spill   20,000 such clients, of whom 500 are contacted in a round, with a memory of their own (Calibrated, 0.3 MB each):
         the time of a round with a budget of 0.5 GB over that without, in turns; memory, each in a process of its own
 workers CIFAR-10 ResNet20, n=100, s=40 and n=300, s=100, K=5, b=4, batches of 16: local steps a second of one run with
-        two workers (Ray actors, a core each) over twice those in one process, in turns; octets between the processes in
+        two workers (Ray actors, a core each) over twice those with one, in turns; octets between the processes in
         a round; and the ratio if nothing but steps took time: one worker has more of those who are contacted
 """
 
@@ -20,6 +20,7 @@ import multiprocessing
 import statistics
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import cache, partial
 from itertools import islice
 from math import inf
@@ -48,7 +49,7 @@ RESULTS = Path(__file__).parents[1] / "docs" / "results" / "simulator-cpu.json"
 PICTURE = RESULTS.parents[1] / "img" / "people.png"
 TURNS = 8
 ROUNDS = 120
-SHARED = (100, 40, 16), (300, 100, 8)  # clients, those contacted in a round, rounds, with workers
+SHARED = (100, 40, 14), (300, 100, 7)  # clients, those contacted in a round, rounds, with workers
 SPILLED, BUDGET, SPILLING_ROUNDS = 20_000, 0.5, 20  # clients with a memory of their own, gigabytes, rounds
 PEOPLE, CROWDED = (10_000, 100_000, 1_000_000, 15_000_000), 7  # clients, and rounds with them
 
@@ -268,32 +269,36 @@ def workers() -> dict[str, Any]:
 
 
 def shared(clients: int, sampled: int, count: int) -> dict[str, Any]:
-    """One run with two workers beside the same in one process: as many rounds in turns, the same steps in both."""
+    """A run with two workers beside the same with one: as many rounds in turns, the same steps in both."""
     settings = {
         "label": "workers",
         "task": {"name": "cifar-10", "norm": "group", "batch": 16},
         "clients": {"count": clients},
         "algorithm": {"name": "calibrated", "sampled": sampled, "local_steps": 5, "lr": 0.03, "wait": 20.0},
-        "run": {"until": 1e6, "every": 1e6, "seeds": [0], "workers": 2},
+        "run": {"until": 1e6, "every": 1e6, "seeds": [0]},
     }
-    experiment = Settings.model_validate(settings)
     torch.set_num_threads(1)
-    with kept(), hiring("local", 2) as hire, hire(experiment, 0, None) as spread:
-        both = {1: experiment.simulation(0)[1], 2: experiment.simulation(0, spread=spread)[1]}
+    with kept(), hiring("local", 3) as hire, ExitStack() as stack:
+        both: dict[int, Any] = {}
+        for workers in 1, 2:
+            run = {**settings["run"], "workers": workers}
+            experiment = Settings.model_validate({**settings, "run": run})
+            spread = stack.enter_context(hire(experiment, 0, None))
+            both[workers] = experiment.simulation(0, spread=spread)[1]
         rounds = {workers: iter(simulation) for workers, simulation in both.items()}
         busier = listened(both[2].crew)
         took = dict.fromkeys(both, 0.0)
         for turn in range(2 + count):
             for workers, simulation in both.items():
-                before = getattr(simulation.crew, "octets", 0)
+                before = simulation.crew.octets
                 spent = seconds(partial(next, rounds[workers]))
                 if turn > 1:  # neither the evaluation at 0 nor the first round, in which nobody has taken a step
                     took[workers] += spent
-                octets = getattr(simulation.crew, "octets", 0) - before
+                octets = simulation.crew.octets - before
     steps = {workers: simulation._fleet.totals.steps for workers, simulation in both.items()}
     assert steps[1] == steps[2]
     result = {
-        "local steps a second, one process": round(steps[1] / took[1], 1),
+        "local steps a second, one worker": round(steps[1] / took[1], 1),
         "two workers": round(steps[2] / took[2], 1),
         "efficiency": round(took[1] / took[2] / 2, 3),
         "efficiency if nothing but steps took time": round(steps[2] / 2 / sum(busier), 3),

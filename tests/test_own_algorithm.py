@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from worlds import world
 
-from quafl import Lattice, Plan, Simulation, World, sgd
+from quafl import Calibrated, Lattice, Plan, Simulation, World, sgd
 from quafl.codec import QSGD, Identity, wire
 from quafl.codec.seams import Codec, Codecs
 from quafl.core.client import begin
@@ -250,3 +250,25 @@ def test_a_record_that_was_made_elsewhere_is_read_again() -> None:
     again = Server.from_tree(replace(one, expected={"push": 2.0}).tree())
     assert isinstance(again, Server)
     assert again.expected == {"push": 2.0}
+
+
+class MovesItsBase(Calibrated):
+    """In `applied`, though local steps go on from there."""
+
+    def applied(self, client: Any, up: Any) -> Any:
+        return replace(Calibrated.applied(self, client, up), base=client.base + 1)
+
+
+class LooksAtItsMemory(Calibrated):
+    """In its local steps, which do not wait for the next message."""
+
+    @staticmethod
+    def direction(client: Any, gradient: Model) -> Model:
+        return gradient + client.memory
+
+
+@pytest.mark.parametrize("made", [MovesItsBase, LooksAtItsMemory])
+def test_what_steps_stand_on_is_not_changed_by_what_is_heard_only_later(made: type[Calibrated]) -> None:
+    w = world(Quadratic(torch.ones(4), torch.zeros(6, 4)), 6, made(sampled=3, wait=5.0))
+    with pytest.raises(ValueError, match=rf"{made.__name__}\.applied changes what local steps before the next message"):
+        w.rounds(3)
