@@ -476,7 +476,8 @@ class Triton:
     """On a GPU; or anywhere under TRITON_INTERPRET=1, slowly, for tests."""
 
     lanes = 8  # blocks in a tile, and warps to work on it: 32 octets of every row, a sector of memory
-    encode_registers, decode_registers = 72, 80  # a thread's: three tiles at a time on each multiprocessor of an H200
+    # A thread's: as few as hold what it computes with, so that many tiles are under way on a multiprocessor at a time.
+    encode_registers, decode_registers, difference_registers = 80, 128, 64
 
     def __init__(self) -> None:
         if not INTERPRETED and not torch.cuda.is_available():
@@ -568,7 +569,7 @@ class Triton:
                 SPREAD=_spread(self.lanes),
                 WORDS=_layout(self.lanes, bits),
                 GROUPS=_layout(self.lanes, 1),
-                maxnreg=self.encode_registers,
+                maxnreg=self.difference_registers,
                 **self._options(blocks),
             )
         return Rounded(symbols, energy, match)
@@ -591,7 +592,7 @@ class Triton:
                 *divmod(dim, blocks),
                 BITS=bits,
                 UNPACKED=_unpacked(self.lanes, bits),
-                maxnreg=self.decode_registers,
+                maxnreg=self.difference_registers,
                 **self._options(blocks),
             )
         return vectors
