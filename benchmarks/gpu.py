@@ -320,7 +320,7 @@ def memory() -> dict[str, Any]:
     result = {"gigabytes with n=300, s=30, all contacted": f"{torch.cuda.max_memory_allocated() / 1e9:.1f}"}
     del simulation, rounds
     everybody = newcomers(bench.algorithm, *task.initial(), torch.ones(500_000))
-    store = Store(everybody, bench.optimizer.init(everybody.base[0]))
+    store = Store(everybody, replace(everybody[0], optimizer=bench.optimizer.init(everybody.base[0])))
     try:
         while True:
             ids = torch.arange(store.known, store.known + 1000)
