@@ -56,6 +56,37 @@ def test_a_phone_computes_talks_and_comes_and_goes_as_its_trace_says(tmp_path: P
     assert link.transfer(ids, 5.0, 102_400, 51_200).tolist() == [1.5, 15.0, 1.5]
 
 
+def test_stays_end_with_the_period_and_somebody_comes_back_after_the_run(tmp_path: Path) -> None:
+    devices = {1: {"computation": 1, "communication": 1}}
+    behaviours = {1: {"active": [80, 99], "inactive": [110, 80], "finish_time": 100.1}}  # the second pair is no stay
+    speeds = World(trace=written(tmp_path, devices, behaviours)).speeds(1, Generators(0), 950.0)
+    assert [bool(speeds.present(time)) for time in (79.0, 80.0, 100.0, 105.0, 181.0, 905.0)] == [0, 1, 1, 0, 1, 0]
+    assert speeds.next_return(945.0) == pytest.approx(9 * 100.1 + 80)
+    assert speeds.next_return(990.0) < float("inf")
+    times = speeds.rates.times[0]  # type: ignore[union-attr]  # it is Piecewise
+    assert bool((times.diff() > 0).all())
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+@pytest.mark.parametrize("kind", [np.float64, np.float32, np.int32, np.dtype(">f8").type])
+def test_numpys_numbers_are_read_without_numpy(tmp_path: Path, protocol: int, kind: type) -> None:
+    table = {1: {"computation": kind(12), "communication": kind(100)}}
+    (tmp_path / fedscale.CAPACITY).write_bytes(pickle.dumps(table, protocol=protocol))
+    speeds = World(trace=tmp_path, trace_batch=10, step_law="constant").speeds(1, Generators(0), 10.0)
+    assert float(speeds.rates.values[0, 0]) == pytest.approx(1000 / (3 * 10 * 12))
+
+
+class Forged:
+    """A number whose dtype says that its octets are the address of an object."""
+
+    def __reduce__(self) -> Any:
+        return (
+            np.dtype(np.float64).newbyteorder("=").__reduce__()[0],
+            ("V8", False, True),
+            (3, "|", None, ("a",), {}, 8, 1, 0),
+        )
+
+
 def test_without_behaviours_everybody_is_always_there(tmp_path: Path) -> None:
     folder = written(tmp_path, {1: {"computation": 10, "communication": 100}})
     speeds = World(trace=folder).speeds(2, Generators(0), 1e6)
@@ -85,6 +116,8 @@ def test_without_behaviours_everybody_is_always_there(tmp_path: Path) -> None:
             "would come more than 100,000 times until 1000; choose a shorter run",
         ),
         (Path(), None, "it wants pathlib"),
+        ({1: Forged()}, None, "it has numbers of numpy's kind 'V8', and must have plain ones"),
+        ({1: {"computation": 10**400, "communication": 1}}, None, "must be a positive number"),
         (os.system, None, "it wants posix.system, and must hold nothing but numbers, texts and lists"),
     ],
 )

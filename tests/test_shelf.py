@@ -17,6 +17,7 @@ from quafl import Calibrated, Simulation, TopK, World, compressed, momentum, sgd
 from quafl.codec import Lattice
 from quafl.codec.seams import Codecs
 from quafl.record import checkpoints
+from quafl.record.summary import RecordError
 from quafl.run.folders import prepare
 from quafl.run.jobs import Job, compute
 from quafl.settings.reading import load
@@ -139,6 +140,45 @@ def test_a_run_is_resumed_with_another_budget(tmp_path: Path) -> None:
         assert outcome is not None
         found.append(outcome.rows)
     assert found[0] == found[1]
+
+
+def test_a_file_larger_than_memory_can_be_looked_at() -> None:
+    mine = Shelf(1)
+    mine[0] = (torch.arange(10),)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    os.ftruncate(mine._file.number, 3 * memory)  # type: ignore[union-attr]  # it has been written; sparse, takes no room
+    assert torch.equal(mine.snapshot()[0][0], torch.arange(10))
+
+
+def test_a_checkpoint_larger_than_memory_is_not_called_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise RuntimeError("unable to mmap 99 bytes from file <checkpoint.pt>: Cannot allocate memory (12)")
+
+    monkeypatch.setattr(torch, "load", refused)
+    with pytest.raises(RecordError, match="is larger than this machine's memory; continue on one with more"):
+        checkpoints.load(tmp_path / "checkpoint.pt", mapped=True)
+
+
+def test_a_file_that_cannot_be_written_anew_serves_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shelf, "SMALL", 0)
+    mine, write = Shelf(1), os.pwritev
+    mine[0] = (torch.zeros(4),)
+    first, refused = mine._file, 0
+
+    def no_other(file: int, octets: list[memoryview], place: int) -> int:
+        nonlocal refused
+        if file != first.number:  # type: ignore[union-attr]  # it has been written
+            refused += 1
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(file, octets, place)
+
+    monkeypatch.setattr(os, "pwritev", no_other)
+    for turn in range(10):
+        for client in 0, 1:
+            mine[client] = (torch.full((4,), turn * 10 + client),)
+    assert refused > 5
+    assert mine._file is first
+    assert [mine[client][0].tolist() for client in (0, 1)] == [[90] * 4, [91] * 4]
 
 
 def test_a_full_disk_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -6,17 +6,19 @@ import signal
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from itertools import islice, repeat
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from quafl import Codecs, Defence, Difference, Lattice, Plan, Simulation, TopK, World, momentum, sgd
+from quafl import BFloat16, Codecs, Defence, Difference, Lattice, Plan, Simulation, TopK, World, momentum, sgd
 from quafl.codec import Identity
 from quafl.codec.qsgd import QSGD
-from quafl.codec.seams import Codec
+from quafl.codec.seams import Codec, Packet
 from quafl.core import SCAFFOLD, Calibrated, FedAvg, FedBuff, QuAFL
 from quafl.core.seams import Algorithm, Optimizer
 from quafl.record.summary import RunError
@@ -25,6 +27,7 @@ from quafl.run.jobs import MOST_LOST, Job, compute
 from quafl.run.pool import run as run_all
 from quafl.settings.reading import load
 from quafl.sim.crew import Crew
+from quafl.sim.fleet import TOGETHER
 from quafl.sim.spread import Lost, Spread, Worker
 from quafl.sim.store import Store
 from quafl.tasks import Quadratic, Supervised, digits, models, partition
@@ -115,6 +118,38 @@ def test_a_run_goes_on_from_its_checkpoint_with_another_number_of_workers() -> N
         run = simulation(*parts, workers, sgd(0.05))
         run.restore(state)
     assert [row for row in run if row is not None][-1] == wanted[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing(BFloat16):
+    """From the generator itself."""
+
+    def encode(self, x: Tensor, rng: torch.Generator, **more: Any) -> Packet:
+        torch.rand(3, generator=rng)
+        return BFloat16.encode(self, x, rng, **more)
+
+
+def test_a_codec_whose_rows_cannot_be_encoded_apart_is_refused() -> None:
+    codec = Codecs(up=Drawing(), down=Lattice(bits=4))
+    with pytest.raises(ValueError, match=r"draw by quafl.codec.packets.draw_seeds, or leave run.workers at 1"):
+        list(simulation(ALGORITHMS["QuAFL"], codec, 2, sgd(0.05)))
+
+
+def test_answers_at_once_and_later_ones_are_drawn_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many clients have room to be computed together."""
+    monkeypatch.setitem(TOGETHER, "cpu", 2 * 1100)
+    alone = simulation(Mixed(sampled=4, local_steps=3, wait=2.0), NARROW, 0, sgd(0.05))
+    wanted = [row for row in alone if row is not None]
+    for workers in 1, 2:
+        spread = simulation(Mixed(sampled=4, local_steps=3, wait=2.0), NARROW, workers, sgd(0.05))
+        assert [row for row in spread if row is not None] == wanted
+
+
+class Mixed(QuAFL):
+    """Who has not taken a step takes two before answering; the others answer at once."""
+
+    def hear(self, client: Any, down: Any) -> Any:
+        return replace(client, budget=torch.where(client.taken == 0, 2, client.taken))
 
 
 def test_clients_live_with_one_worker_each() -> None:

@@ -135,7 +135,8 @@ class Lattice:
         vectors, failed = self._kernel(key).decode(symbols, checks, seed, side, packet.bits, keys)
         left = _counted(failed)
         if isinstance(refine, Sender) and left:
-            left, refine = self._again(packet, left, vectors, failed, keys, refine)
+            parts = _rows(refine.x.to(torch.float32), leading, 1), seed, side, keys
+            left, refine = self._again(packet, left, vectors, failed, parts, refine)
         for row in left:
             own_key, message = keys[min(row, len(keys) - 1)], packet[_index(row, leading, packet.side.shape)]
             if own_key.isnan().any():
@@ -150,17 +151,17 @@ class Lattice:
         return vectors.view(*leading, packet.dim).to(packet.dtype)
 
     def _again(
-        self, packet: Packet, left: dict[int, int], vectors: Tensor, failed: Tensor, keys: Tensor, sender: Sender
+        self,
+        packet: Packet,
+        left: dict[int, int],
+        vectors: Tensor,
+        failed: Tensor,
+        parts: tuple[Tensor, ...],
+        sender: Sender,
     ) -> tuple[dict[int, int], Refine]:
         """Repairs of all rows together, each by kernels: what a message of as many bits of the same points as are then
         known decodes to. Rows that are left need more bits than messages have, and ask for them one by one."""
         size, known, wanted = block_size(packet.dim), packet.bits, 1
-        parts = (
-            _rows(sender.x.to(torch.float32), sender.x.shape[:-1], 1),
-            packet.seed.view(-1),
-            packet.side.view(-1),
-            keys,
-        )
         while left and known + wanted <= MOST_BITS:
             for row, blocks in left.items():
                 words = (size // 32 * wanted + 1) * blocks

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 # glibc's mallopt: from how many octets on memory is asked of the system for each tensor by itself, and how much of
 # what is free stays with the process.
 MAPPED, FREE = -3, -1
-USUAL = 2**25, 2**26  # what glibc comes to by itself at most
-ALL = 2**30
+ALL, MOST = 2**30, 2**25  # older versions refuse more than that
+USUAL = MOST, 2 * MOST  # where glibc's own guesses end, and stay
 
 
 def keep(mapped: int = ALL, free: int = ALL) -> None:
@@ -17,7 +17,7 @@ def keep(mapped: int = ALL, free: int = ALL) -> None:
     time where models have millions of parameters. Where malloc is glibc's; elsewhere nothing changes."""
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
-        libc.mallopt(MAPPED, mapped)
+        libc.mallopt(MAPPED, mapped) or libc.mallopt(MAPPED, MOST)
         libc.mallopt(FREE, free)
         libc.malloc_trim(free)
 

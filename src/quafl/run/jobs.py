@@ -96,7 +96,8 @@ def compute(
             saved = job.checkpoint.stat().st_mtime_ns if job.checkpoint.exists() else None
             lost, since = (lost + 1 if saved == since else 1), saved
             if lost > MOST_LOST:
-                raise RunError(f"{error}, {lost} times in a row; the last checkpoint is kept") from error
+                kept = "; the last checkpoint is kept" if saved else ""
+                raise RunError(f"{error}, {lost} times in a row{kept}") from error
             on_news(f"{error}: the run goes on from {'its last checkpoint' if saved else 'its beginning'}")
 
 

@@ -104,8 +104,8 @@ def _finished(
     devices = {job.settings.run.device for _, job in jobs}
     gpus = torch.cuda.device_count() if "cuda" in devices <= {"cuda", "cpu"} else 0  # whose numbers nobody has chosen
     processes = min(processes or gpus or os.cpu_count() or 1, len(jobs))
-    alone = processes <= 1 and ray is None
     workers = max((job.settings.run.workers for _, job in jobs), default=1)
+    alone = workers > 1 or (processes <= 1 and ray is None)
     with _noticing_signals(at_once_if_again=alone) as asked:
         if workers > 1:
             from quafl.run.workers import hiring

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -44,10 +44,17 @@ def _hired(ray: Any, experiment: Experiment, seed: int, executor: str | None) ->
             )
     modules = own.pack(map(Path, getattr(experiment, "modules", None) or []))
     made = ray.remote(num_cpus=1, num_gpus=needs["GPU"], max_restarts=0)(Actor)
-    places = [(number, run.workers) for number in range(run.workers)]
-    actors = [made.remote(experiment, seed, executor, place, modules) for place in places]
+    begin = partial(made.remote, modules)
+    actors = [begin() for _ in range(run.workers)]
+    ways = _Actors(ray, actors)
     try:
-        yield partial(Spread, _Actors(ray, actors))
+        for number in range(run.workers):  # the first one chooses how steps are computed, where that is to be chosen
+            made_it = {number: actors[number].live.remote(experiment, seed, executor, (number, run.workers))}
+            if number == 0:
+                executor = ways.wait(made_it)[0]
+            else:
+                ways.begun(made_it)
+        yield partial(Spread, ways)
     finally:
         for actor in actors:
             ray.kill(actor)
@@ -56,20 +63,22 @@ def _hired(ray: Any, experiment: Experiment, seed: int, executor: str | None) ->
 class Actor:
     """A worker's process: it makes the task for itself, and keeps its own clients' data."""
 
-    def __init__(
-        self, experiment: Experiment, seed: int, executor: str | None, place: tuple[int, int], modules: dict[str, bytes]
-    ) -> None:
-        number, count = place
+    def __init__(self, modules: dict[str, bytes]) -> None:
         torch.set_num_threads(1)
         heap.keep()
-        if modules:
-            own.unpack(modules, Path(mkdtemp()) / "code")
+        self._code = TemporaryDirectory()  # the user's own
+        own.unpack(modules, Path(self._code.name) / "code")
+
+    def live(self, experiment: Experiment, seed: int, executor: str | None, place: tuple[int, int]) -> str:
+        """Make the clients of that place; how they compute their steps."""
+        number, count = place
         task, simulation = experiment.simulation(seed, executor)
         keep = getattr(task, "keep", None)
         if keep is not None:
             keep(torch.arange(number, simulation.size, count))
         assert isinstance(simulation.crew, Crew)
         self._worker = Worker(simulation.crew, simulation.server.model.device)
+        return simulation.executor
 
     def do(self, method: str, *contents: bytes) -> bytes:
         """See Worker."""
@@ -92,15 +101,28 @@ class _Actors:
 
     def ask(self, asked: Mapping[int, tuple[str, Any]]) -> dict[int, bytes]:
         """See Workers."""
-        told, self._told = self._told, []
-        try:
-            return dict(zip(asked, self._ray.get([*told, *self._begin(asked)])[len(told) :], strict=True))
-        except (self._ray.exceptions.RayActorError, self._ray.exceptions.ObjectLostError) as error:
-            raise Lost("a worker was lost (killed, or out of memory?)") from error
+        return self.wait(self._begin(asked))
 
     def tell(self, told: Mapping[int, tuple[str, Any]]) -> None:
         """See Workers."""
-        self._told += self._begin(told)
+        self.begun(self._begin(told))
 
-    def _begin(self, asked: Mapping[int, tuple[str, Any]]) -> list[Any]:
-        return [self._actors[worker].do.remote(method, *contents) for worker, (method, contents) in asked.items()]
+    def begun(self, calls: Mapping[int, Any]) -> None:
+        """Something that nobody waits for; what goes wrong in it is raised by the next `wait`."""
+        self._told += calls.values()
+
+    def wait(self, calls: Mapping[int, Any]) -> dict[int, Any]:
+        """What comes of those calls."""
+        told, self._told = self._told, []
+        gone = self._ray.exceptions
+        try:
+            return dict(zip(calls, self._ray.get([*told, *calls.values()])[len(told) :], strict=True))
+        except (gone.RayActorError, gone.ObjectLostError, gone.OutOfMemoryError, gone.NodeDiedError) as error:
+            raise Lost("a worker was lost (killed, or out of memory?)") from error
+        except gone.RayTaskError as error:
+            raise error.cause from error  # what went wrong there, as if it had been here
+
+    def _begin(self, asked: Mapping[int, tuple[str, Any]]) -> dict[int, Any]:
+        return {
+            worker: self._actors[worker].do.remote(method, *contents) for worker, (method, contents) in asked.items()
+        }

@@ -225,7 +225,9 @@ class Crew:
             return
         before = self.store[ids]
         after = applied(before, self._as_taken(said) if up is None else up)
-        if after.base is not before.base or (self._algorithm.direction is not None and before.budget.any()):
+        stood_on = ("base", "progress", "buffers", "optimizer", "budget")
+        changed = any(getattr(after, name) is not getattr(before, name) for name in stood_on)
+        if changed or (self._algorithm.direction is not None and before.budget.any()):
             raise ValueError(
                 f"{type(self._algorithm).__name__}.applied changes what local steps before the next message stand on; "
                 f"it may change what they do not see, or take no steps until then"

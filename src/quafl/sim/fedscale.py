@@ -11,11 +11,15 @@ As in FedScale, a local step computes three times as long as its examples do for
 """
 
 import pickle
+import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from math import inf
 from pathlib import Path
 from typing import Any, TypeAlias
+
+import numpy as np
 
 Line: TypeAlias = tuple[float, float, float, float]  # from a time on: steps a second, octets a second up and down
 Stay: TypeAlias = tuple[float, float]
@@ -24,7 +28,6 @@ CAPACITY, BEHAVIOUR = "client_device_capacity", "client_behave_trace"
 BOTH_WAYS = 3.0  # forwards and backwards, over forwards
 OCTETS = 1024 / 8  # in a kbit
 MOST_STAYS = 100_000  # of a client, in a run
-HARMLESS = {("numpy", "dtype"), ("numpy.core.multiarray", "scalar"), ("numpy._core.multiarray", "scalar")}
 
 
 def lines(folder: Path, clients: int, until: float, batch: int) -> list[list[Line]]:
@@ -44,7 +47,7 @@ def lines(folder: Path, clients: int, until: float, batch: int) -> list[list[Lin
         number, behaviour = behaviours[client % len(behaviours)]
         mine: list[Line] = [(0.0, 0.0, octets, octets)]
         for start, stop in _stays(behaviour, until, f"{folder / BEHAVIOUR}, {number}"):
-            if mine[-1][0] == start:  # it has never been away, or is back at once
+            if mine[-1][0] >= start:  # it has never been away, or is back at once
                 mine.pop()
             if not mine or mine[-1][1] == 0:
                 mine.append((start, speed, octets, octets))
@@ -58,28 +61,29 @@ def _stays(behaviour: Any, until: float, where: str) -> list[Stay]:
     period = _positive(behaviour, "finish_time", where)
     try:
         starts, stops = ([float(time) for time in behaviour[name]] for name in ("active", "inactive"))
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         raise ValueError(f"{where}: must have lists of times, 'active' and 'inactive'") from None
     once: list[Stay] = []
     for start, stop in sorted(zip(starts, stops, strict=False)):  # the last one may have no end
-        if not 0 <= start <= stop <= period:
+        if not 0 <= start <= stop or start > period:
             continue  # FedScale's own reader never finds the client there then
         if once and start <= once[-1][1]:
             once[-1] = (once[-1][0], max(stop, once[-1][1]))
         else:
             once.append((start, stop))
-    once = [stay for stay in once if stay[0] < stay[1]]
-    turns = int(until // period) + 1
+    once = [(start, min(stop, period)) for start, stop in once if start < min(stop, period)]
+    turns = int(until // period) + 2  # and one in which it comes back after the end
     if turns * len(once) > MOST_STAYS:
         raise ValueError(f"{where}: would come more than {MOST_STAYS:,} times until {until:g}; choose a shorter run")
-    return [(start + turn * period, stop + turn * period) for turn in range(turns) for start, stop in once]
+    begins = pairwise(turn * period for turn in range(turns + 1))
+    return [(begin + start, min(begin + stop, end)) for begin, end in begins for start, stop in once]
 
 
 def _positive(table: Any, name: str, where: str) -> float:
     value = table.get(name) if isinstance(table, Mapping) else None
     try:
         number = float(value)  # type: ignore[arg-type]  # what has no number is refused below
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = -inf
     if not 0 < number < inf:
         raise ValueError(f"{where}: {name!r} is {value!r}, must be a positive number")
@@ -107,11 +111,42 @@ def _loaded(path: Path, changed: int) -> Sequence[tuple[Any, Any]]:
     return list(table.items())
 
 
+class _Kind:
+    """Instead of a numpy.dtype: what a number's octets mean."""
+
+    def __init__(self, name: str, *_: Any) -> None:
+        if not re.fullmatch("[fiu][1248]", name):
+            raise pickle.UnpicklingError(f"it has numbers of numpy's kind {name!r}, and must have plain ones")
+        self.name, self.order = name, "<"
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.order = ">" if state[1] == ">" else "<"
+
+
+def _number(kind: _Kind, octets: bytes) -> float:
+    """Instead of numpy's scalar."""
+    found: float = np.frombuffer(octets, np.dtype(kind.order + kind.name), count=1)[0].item()
+    return found
+
+
+def _latin(text: str, coding: str) -> bytes:
+    """Instead of codecs.encode, by which older pickles have octets."""
+    return text.encode("latin1")
+
+
+PLAIN = {
+    ("numpy", "dtype"): _Kind,
+    ("numpy.core.multiarray", "scalar"): _number,
+    ("numpy._core.multiarray", "scalar"): _number,
+    ("_codecs", "encode"): _latin,
+}
+
+
 class _Plain(pickle.Unpickler):
-    """Dictionaries, lists and numbers: other people's pickles do not run their code here."""
+    """Dictionaries, lists and numbers: other people's pickles do not run their code here, nor numpy's."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """What numpy's numbers are made of, and nothing else."""
-        if (module, name) in HARMLESS:
-            return super().find_class(module, name)
+        """What stands in for the pieces of numpy's numbers, and nothing else."""
+        if (module, name) in PLAIN:
+            return PLAIN[module, name]
         raise pickle.UnpicklingError(f"it wants {module}.{name}, and must hold nothing but numbers, texts and lists")

@@ -239,6 +239,7 @@ class SimulatedFleet:
                 sent.down[repair.row] += repair.answered
             one = _Waiting(contact.number, sent)
             if not contact.more.any():
+                self._compute()  # answers are drawn in the order of contacts, however many clients have room
                 self._settle([[one]], at_once=True)
                 continue
             self._waiting.append(one)
@@ -248,6 +249,8 @@ class SimulatedFleet:
 
     def _compute(self) -> None:
         """The local steps of all who have been asked and have not answered yet, together."""
+        if not self._waiting:
+            return
         waiting, self._waiting, self._busy = self._waiting, [], set()
         groups: list[list[_Waiting]] = []
         room = 0

@@ -1,9 +1,10 @@
 """What clients keep: in memory up to a budget, and in a file beyond it."""
 
 import errno
+import mmap as mmap_module
 import os
 from collections.abc import Callable, Iterator, MutableMapping
-from mmap import ACCESS_COPY, mmap
+from mmap import MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap
 from tempfile import gettempdir, mkstemp
 from typing import TypeAlias
 from weakref import finalize
@@ -12,8 +13,11 @@ import torch
 from torch import Tensor
 
 Row: TypeAlias = tuple[Tensor, ...]
+_Where: TypeAlias = tuple[int, torch.dtype, torch.Size, tuple[int, ...]]
+FULL = errno.ENOSPC, errno.EDQUOT
 ALIGNED = 64  # octets: where a tensor may begin in the file
 SMALL = 1 << 26  # octets of a file that is not worth being written anew
+PRIVATE = MAP_PRIVATE | getattr(mmap_module, "MAP_NORESERVE", 0x4000)  # it may be larger than memory: it is only read
 
 
 class _Kept:
@@ -31,14 +35,14 @@ class Shelf(MutableMapping[int, Row]):
     """Tensors by client, never changed in place. Beyond `budget` octets, those of the clients that were put down
     longest ago are in a file without a name: in $TMPDIR, or /var/tmp, as /tmp may be memory.
 
-    The file only grows. When more than half of it is of no use any more, the rest is written anew; what was read as
-    `items` stays what it was.
+    The file only grows. When more than half of it is of no use any more, the rest is written anew, if the disk has
+    room; a `snapshot` stays what it was.
     """
 
     def __init__(self, budget: float) -> None:
         self._budget = budget
         self._rows: dict[int, tuple[_Kept, ...]] = {}
-        self._here: dict[int, _Kept] = {}  # by the tensor's id
+        self._here: dict[_Where, _Kept] = {}  # by where the tensor's memory is
         self._recent: dict[int, None] = {}  # clients with something in memory, the longest there first
         self._octets = 0  # in memory
         self._file: _File | None = None
@@ -59,7 +63,7 @@ class Shelf(MutableMapping[int, Row]):
         return tuple(kept.tensor if kept.tensor is not None else self._read(kept) for kept in self._rows[client])
 
     def __setitem__(self, client: int, row: Row) -> None:
-        kept = tuple(self._here.get(id(tensor)) or self._begin(tensor) for tensor in row)
+        kept = tuple(self._here.get(_where(tensor)) or self._begin(tensor) for tensor in row)
         for one in kept:
             one.holders += 1
         if client in self._rows:
@@ -84,7 +88,8 @@ class Shelf(MutableMapping[int, Row]):
 
     def snapshot(self) -> dict[int, Row]:
         """All of it, as it is now: what is in the file is read when it is looked at."""
-        seen = mmap(self._file.number, 0, access=ACCESS_COPY) if self._file and self._end else None
+        there = self._file is not None and self._end
+        seen = mmap(self._file.number, 0, PRIVATE, PROT_READ | PROT_WRITE) if self._file and there else None
         found: dict[int, Tensor] = {}  # what clients share, they share here
 
         def tensor(one: _Kept) -> Tensor:
@@ -98,28 +103,23 @@ class Shelf(MutableMapping[int, Row]):
         return {client: tuple(map(tensor, row)) for client, row in self._rows.items()}
 
     def _begin(self, tensor: Tensor) -> _Kept:
-        self._here[id(tensor)] = one = _Kept(tensor)
+        self._here[_where(tensor)] = one = _Kept(tensor)
         self._octets += one.octets
         return one
 
     def _forget(self, one: _Kept) -> None:
-        del self._here[id(one.tensor)]
+        assert one.tensor is not None
+        del self._here[_where(one.tensor)]
         self._octets -= one.octets
 
     def _put_away(self, one: _Kept) -> None:
         if one.tensor is None or one.octets == 0:
             return
-        self._write(one, one.tensor.detach().cpu())
-        self._forget(one)
-        one.tensor = None
-
-    def _write(self, one: _Kept, tensor: Tensor) -> None:
-        if self._file is None:
-            self._file = _File()
+        self._file = self._file or _File()
         try:
-            _all(os.pwritev, self._file.number, _octets(tensor), self._end)
+            self._file.write(one.tensor.detach().cpu(), self._end)
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno not in FULL:
                 raise
             raise OSError(
                 error.errno,
@@ -129,21 +129,33 @@ class Shelf(MutableMapping[int, Row]):
         one.place = self._end
         self._end += _whole(one.octets)
         self._live += _whole(one.octets)
+        self._forget(one)
+        one.tensor = None
 
     def _read(self, one: _Kept) -> Tensor:
         assert self._file is not None
         tensor = torch.empty(one.shape, dtype=one.dtype)
-        _all(os.preadv, self._file.number, _octets(tensor), one.place)
+        self._file.read(tensor, one.place)
         return tensor.to(one.device)
 
     def _write_anew(self) -> None:
+        assert self._file is not None
         away = {id(one): one for row in self._rows.values() for one in row if one.tensor is None}
-        before, self._file, self._end, self._live = self._file, None, 0, 0
-        assert before is not None
-        for one in away.values():
-            tensor = torch.empty(one.octets, dtype=torch.uint8)
-            _all(os.preadv, before.number, _octets(tensor), one.place)
-            self._write(one, tensor)
+        fresh, places, end = _File(), list[int](), 0
+        try:
+            for one in away.values():
+                tensor = torch.empty(one.octets, dtype=torch.uint8)
+                self._file.read(tensor, one.place)
+                fresh.write(tensor, end)
+                places.append(end)
+                end += _whole(one.octets)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            return  # the old one serves, as long as there is room for what comes
+        for one, place in zip(away.values(), places, strict=True):
+            one.place = place
+        self._file, self._end, self._live = fresh, end, end
 
 
 class _File:
@@ -154,11 +166,23 @@ class _File:
         os.unlink(path)  # noqa: PTH108  # it is no Path
         finalize(self, os.close, self.number)
 
+    def write(self, tensor: Tensor, place: int) -> None:
+        """From that place on."""
+        _all(os.pwritev, self.number, _octets(tensor), place)
+
+    def read(self, tensor: Tensor, place: int) -> None:
+        """What stands there, into the tensor."""
+        _all(os.preadv, self.number, _octets(tensor), place)
+
 
 def folder() -> str:
     """Where the file is."""
     wanted = os.environ.get("TMPDIR"), "/var/tmp"
     return next((one for one in wanted if one and os.access(one, os.W_OK)), gettempdir())
+
+
+def _where(tensor: Tensor) -> _Where:
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
 def _octets(tensor: Tensor) -> memoryview:
@@ -173,4 +197,6 @@ def _all(transfer: Callable[[int, list[memoryview], int], int], file: int, octet
     """Systems read and write no more than 2 GiB at once."""
     while octets:
         done = transfer(file, [octets], place)
+        if done == 0:
+            raise OSError(errno.EIO, "the file of clients' states has been cut")
         octets, place = octets[done:], place + done

@@ -65,7 +65,9 @@ class Spread:
 
     def outline(self, ids: Ids) -> Any:
         """See Contacts."""
-        self._learn(torch.tensor([client for client in ids.tolist() if client in self._changed], dtype=torch.int64))
+        changed = [client for client in ids.tolist() if client in self._changed]
+        if changed:
+            self._learn(torch.tensor(changed))
         return self._store.outline(ids)
 
     def _learn(self, ids: Ids) -> None:
@@ -235,7 +237,15 @@ class Worker:
         """The words, what the clients count, and where the generator then stands."""
         ids, generator = self._crew.speaking(number), torch.Generator()
         generator.set_state(state)
-        words = self._crew.say(number, Share(generator, total, mine), at_once=at_once)
+        try:
+            words = self._crew.say(number, Share(generator, total, mine), at_once=at_once)
+        except TypeError as error:
+            if "Share" not in str(error):
+                raise
+            raise ValueError(
+                "the codec draws from its generator itself, and with run.workers some clients draw elsewhere: draw by "
+                "quafl.codec.packets.draw_seeds, or leave run.workers at 1"
+            ) from error
         return words, self._crew.store.numbers_of(ids), generator.get_state()
 
     def _refine(self, client: int, place: int, request: Packet) -> Packet:
