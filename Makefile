@@ -3,10 +3,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 FEDERATED := provision streams federation taking_part server_side client_side restarts defence flare flare_filters processes attacks lora
+ON_GPU := device executors kernels judging
 BRIDGED := flower flare_filters people data
 
 .DEFAULT_GOAL := help
-.PHONY: help demo federation test test-federation test-bridges test-wheel lint docs rehearse bench-codec bench-sim bench-gpu bench-federation bench-attacks record-tasks \
+.PHONY: help demo federation test test-federation test-bridges test-gpu test-wheel lint docs rehearse bench-codec bench-sim bench-gpu bench-federation bench-attacks record-tasks \
   tune-demo format clean
 
 help: ## Show this help
@@ -30,6 +31,9 @@ test: lint ## Check format, lint, types, and run all tests
 
 test-federation: $(INSTALLED) ## Test and attack federations of real processes: joins, crashes, intruders, a slow link (minutes)
 	$(BIN)/pytest $(FEDERATED:%=tests/test_%.py) -m "" --timeout 300
+
+test-gpu: $(INSTALLED) ## Test what a GPU changes: devices, executors, kernels (needs one; minutes)
+	$(BIN)/pytest $(ON_GPU:%=tests/test_%.py) --timeout 300
 
 test-wheel: $(INSTALLED) ## Build the wheel and the sdist, install each into an empty environment, and run it (a minute)
 	$(BIN)/pip install --quiet --disable-pip-version-check 'setuptools>=77'

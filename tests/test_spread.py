@@ -102,9 +102,8 @@ def test_workers_change_nothing(algorithm: Algorithm, codec: Codec | Codecs) -> 
     alone = simulation(algorithm, codec, 0, optimizer)
     wanted = [row for row in alone if row is not None]
     assert wanted[-1]["bytes_up"] > 0
-    for workers in 1, 4:
-        rows = [row for row in simulation(algorithm, codec, workers, optimizer) if row is not None]
-        assert rows == wanted
+    rows = [row for row in simulation(algorithm, codec, 3, optimizer) if row is not None]
+    assert rows == wanted
 
 
 def test_a_run_goes_on_from_its_checkpoint_with_another_number_of_workers() -> None:

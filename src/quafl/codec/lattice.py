@@ -16,7 +16,7 @@ from torch import Tensor
 
 from quafl.codec import refinement
 from quafl.codec.formats import KINDS, Header, Layout, expect
-from quafl.codec.kernels import LIMIT, Kernel, kernel_for, kernel_named
+from quafl.codec.kernels import LIMIT, Decoded, Kernel, kernel_for, kernel_named
 from quafl.codec.packets import broadcast, check_finite, check_fits, draw_seeds, make_packet
 from quafl.codec.rotation import block_count, block_size
 from quafl.codec.seams import HEADER_BYTES, DecodeError, Packet, Refine, Sender
@@ -132,11 +132,12 @@ class Lattice:
         keys = _rows(key.to(torch.float32), leading, 1)
         seed, side = _rows(packet.seed, leading, 0), _rows(packet.side, leading, 0)
         symbols, checks = _rows(packet.symbols, leading, 1), _rows(packet.checks, leading, 1)
-        vectors, failed = self._kernel(key).decode(symbols, checks, seed, side, packet.bits, keys)
-        left = _counted(failed)
+        decoded = self._kernel(key).decode(symbols, checks, seed, side, packet.bits, keys)
+        left = _counted(decoded.failed)
         if isinstance(refine, Sender) and left:
             parts = _rows(refine.x.to(torch.float32), leading, 1), seed, side, keys
-            left, refine = self._again(packet, left, vectors, failed, parts, refine)
+            decoded, left, refine = self._again(packet, decoded, left, parts, refine)
+        vectors, failed = decoded
         for row in left:
             own_key, message = keys[min(row, len(keys) - 1)], packet[_index(row, leading, packet.side.shape)]
             if own_key.isnan().any():
@@ -151,14 +152,8 @@ class Lattice:
         return vectors.view(*leading, packet.dim).to(packet.dtype)
 
     def _again(
-        self,
-        packet: Packet,
-        left: dict[int, int],
-        vectors: Tensor,
-        failed: Tensor,
-        parts: tuple[Tensor, ...],
-        sender: Sender,
-    ) -> tuple[dict[int, int], Refine]:
+        self, packet: Packet, decoded: Decoded, left: dict[int, int], parts: tuple[Tensor, ...], sender: Sender
+    ) -> tuple[Decoded, dict[int, int], Refine]:
         """Repairs of all rows together, each by kernels: what a message of as many bits of the same points as are then
         known decodes to. Rows that are left need more bits than messages have, and ask for them one by one."""
         size, known, wanted = block_size(packet.dim), packet.bits, 1
@@ -167,16 +162,21 @@ class Lattice:
                 words = (size // 32 * wanted + 1) * blocks
                 sender.repaired(row, HEADER_BYTES + 4 * blocks, HEADER_BYTES + 4 * words, known)
             known, wanted = known + wanted, 2 * wanted
-            rows = torch.tensor(list(left), device=failed.device) if len(left) < len(failed) else slice(None)
+            kernel, some = self._kernel(decoded.vectors), len(left) < len(decoded.failed)
+            rows = torch.tensor(list(left), device=decoded.failed.device) if some else slice(None)
             x, seed, side, key = (part if len(part) == 1 else part[rows] for part in parts)
-            symbols, checks, _ = self._kernel(x).encode(x, seed, side, known)
-            vectors[rows], failed[rows] = self._kernel(x).decode(symbols, checks, seed, side, known, key)
-            left = _counted(failed)
+            symbols, checks, _ = kernel.encode(x, seed, side, known)
+            again = kernel.decode(symbols, checks, seed, side, known, key)
+            if some:
+                decoded.vectors[rows], decoded.failed[rows] = again
+            else:
+                decoded = again
+            left = _counted(decoded.failed)
 
         def refine(row: int, request: Packet) -> Packet:
             return (replace(sender, repaired=_untold) if request.sent < known else sender)(row, request)
 
-        return left, refine
+        return decoded, left, refine
 
     def noise(self, packet: Packet) -> Tensor:
         """d·γ²/12: the error is uniform in a cell."""

@@ -28,7 +28,7 @@ from quafl.settings.world import Run
 from quafl.sim import Simulation, World
 from quafl.sim.checks import check_parts
 from quafl.sim.executors import ExecutorName
-from quafl.sim.fleet import Spread
+from quafl.sim.fleet import Placing
 from quafl.tasks import given
 from quafl.tasks.flat import check_module
 from quafl.tasks.hands import Data, HeldOut, OnDemand, count, known_by
@@ -109,7 +109,7 @@ class Arguments:
             raise ValueError(str(error)) from None
 
     def simulation(
-        self, seed: int, executor: str | None = None, spread: Spread | None = None
+        self, seed: int, executor: str | None = None, spread: Placing | None = None
     ) -> tuple[Supervised, Simulation]:
         """One seed, ready to run."""
         task = Supervised(

@@ -18,7 +18,7 @@ from quafl.record.summary import RecordError, RunError
 from quafl.run.versions import OWN, joined, versions
 from quafl.settings.world import Run
 from quafl.sim import Diverged, Simulation
-from quafl.sim.fleet import Spread
+from quafl.sim.fleet import Placing
 from quafl.sim.spread import Lost
 
 FORMAT = "3"  # of checkpoints
@@ -41,7 +41,7 @@ class Experiment(Protocol):
         """How long, and which seeds."""
 
     def simulation(
-        self, seed: int, executor: str | None = None, spread: Spread | None = None
+        self, seed: int, executor: str | None = None, spread: Placing | None = None
     ) -> tuple[Task, Simulation]:
         """One seed, ready to run; with a particular executor, if it is not to be chosen, and with clients that are
         elsewhere."""
@@ -56,7 +56,7 @@ class Experiment(Protocol):
         """The files of the user's own code that a settings file names, and digests of them."""
 
 
-Hire: TypeAlias = Callable[[Experiment, int, str | None], AbstractContextManager[Spread]]  # for a seed, by executor
+Hire: TypeAlias = Callable[[Experiment, int, str | None], AbstractContextManager[Placing]]  # for a seed, by executor
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def compute(
 
 
 def _compute(
-    job: Job, on_news: Callable[[News], None], stopping: Callable[[], bool], spread: Spread | None
+    job: Job, on_news: Callable[[News], None], stopping: Callable[[], bool], spread: Placing | None
 ) -> Outcome | None:
     trouble, checkpoint = None, job.checkpoint
     executor, spent, sittings = _before(checkpoint)

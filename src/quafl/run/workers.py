@@ -14,7 +14,7 @@ from quafl.run import heap
 from quafl.run.cluster import connected
 from quafl.run.jobs import Experiment, Hire
 from quafl.sim.crew import Crew
-from quafl.sim.fleet import Spread as Placing
+from quafl.sim.fleet import Placing
 from quafl.sim.spread import Lost, Spread, Worker
 from quafl.tasks import own
 

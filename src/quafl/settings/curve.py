@@ -19,7 +19,7 @@ from quafl.settings.own import OwnAlgorithm, OwnCodec, OwnTask, sources
 from quafl.settings.tasks import DigitsTask, Tasks
 from quafl.settings.world import Clients, Run
 from quafl.sim import Simulation
-from quafl.sim.fleet import Spread
+from quafl.sim.fleet import Placing
 from quafl.tasks import own
 
 
@@ -64,7 +64,7 @@ class Settings(Section):
         return self
 
     def simulation(
-        self, seed: int, executor: str | None = None, spread: Spread | None = None
+        self, seed: int, executor: str | None = None, spread: Placing | None = None
     ) -> tuple[Task, Simulation]:
         """One seed of this curve, ready to run; with a particular executor, if it is not to be chosen, and with clients
         that are elsewhere."""

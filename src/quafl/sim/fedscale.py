@@ -11,15 +11,13 @@ As in FedScale, a local step computes three times as long as its examples do for
 """
 
 import pickle
-import re
+import struct
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from math import inf
 from pathlib import Path
 from typing import Any, TypeAlias
-
-import numpy as np
 
 Line: TypeAlias = tuple[float, float, float, float]  # from a time on: steps a second, octets a second up and down
 Stay: TypeAlias = tuple[float, float]
@@ -28,6 +26,9 @@ CAPACITY, BEHAVIOUR = "client_device_capacity", "client_behave_trace"
 BOTH_WAYS = 3.0  # forwards and backwards, over forwards
 OCTETS = 1024 / 8  # in a kbit
 MOST_STAYS = 100_000  # of a client, in a run
+KINDS = dict(
+    zip(["f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"], "fdbhiqBHIQ", strict=True)
+)  # numpy's, as struct has them
 
 
 def lines(folder: Path, clients: int, until: float, batch: int) -> list[list[Line]]:
@@ -115,9 +116,9 @@ class _Kind:
     """Instead of a numpy.dtype: what a number's octets mean."""
 
     def __init__(self, name: str, *_: Any) -> None:
-        if not re.fullmatch("[fiu][1248]", name):
+        if name not in KINDS:
             raise pickle.UnpicklingError(f"it has numbers of numpy's kind {name!r}, and must have plain ones")
-        self.name, self.order = name, "<"
+        self.code, self.order = KINDS[name], "<"
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         self.order = ">" if state[1] == ">" else "<"
@@ -125,8 +126,8 @@ class _Kind:
 
 def _number(kind: _Kind, octets: bytes) -> float:
     """Instead of numpy's scalar."""
-    found: float = np.frombuffer(octets, np.dtype(kind.order + kind.name), count=1)[0].item()
-    return found
+    number: float = struct.unpack(kind.order + kind.code, octets)[0]
+    return number
 
 
 def _latin(text: str, coding: str) -> bytes:

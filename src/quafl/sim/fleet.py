@@ -33,7 +33,7 @@ from quafl.sim.traffic import Sent, Told, Traffic, Trip
 
 _log = logging.getLogger(__name__)
 Server = TypeVar("Server", bound=ServerState)
-Spread: TypeAlias = Callable[[Store], Contacts]  # of a store of newcomers, clients that are elsewhere
+Placing: TypeAlias = Callable[[Store], Contacts]  # of a store of newcomers, clients that are elsewhere
 # Coordinates: clients are contacted in groups whose models stay in a processor's cache, or in a fraction of a GPU.
 TOGETHER = defaultdict(lambda: 2**20, cuda=2**28)
 SLOW = 0.5  # of the fastest client's speed
@@ -88,7 +88,7 @@ class SimulatedFleet:
         unreachable: float = 0.0,
         given: Mapping[str, Tensor] | None = None,
         executor: str = "auto",
-        spread: Spread | None = None,
+        spread: Placing | None = None,
         memory: float = inf,
     ) -> None:
         self.totals = Totals()

@@ -88,8 +88,7 @@ class Shelf(MutableMapping[int, Row]):
 
     def snapshot(self) -> dict[int, Row]:
         """All of it, as it is now: what is in the file is read when it is looked at."""
-        there = self._file is not None and self._end
-        seen = mmap(self._file.number, 0, PRIVATE, PROT_READ | PROT_WRITE) if self._file and there else None
+        seen = mmap(self._file.number, 0, PRIVATE, PROT_READ | PROT_WRITE) if self._file and self._end else None
         found: dict[int, Tensor] = {}  # what clients share, they share here
 
         def tensor(one: _Kept) -> Tensor:

@@ -19,7 +19,7 @@ from quafl.record.rows import Row, is_as_good
 from quafl.sim.checks import check_parts
 from quafl.sim.clock import VirtualClock
 from quafl.sim.crew import Contacts
-from quafl.sim.fleet import SimulatedFleet, Spread
+from quafl.sim.fleet import Placing, SimulatedFleet
 from quafl.sim.world import World
 
 JUDGES = 1000  # clients that judge, at most; of more, so many that are evenly spread
@@ -66,7 +66,7 @@ class Simulation:
         *,
         given: Mapping[str, Tensor] | None = None,
         executor: str = "auto",
-        spread: Spread | None = None,
+        spread: Placing | None = None,
         memory: float = inf,
     ) -> None:
         check_parts(algorithm, codec, optimizer, world)
