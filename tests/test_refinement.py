@@ -74,7 +74,10 @@ def test_refinement_adds_no_bias() -> None:
     draws, x = 2000, torch.randn(30, generator=rng())
     codec = Lattice(bits=2, resolution=0.05)
     packet = codec.encode(x.expand(draws, -1), rng(1))
-    decoded = codec.decode(packet, key=x + 0.3, refine=sender(codec, x.expand(draws, -1), []))
+    repairs: list[int] = []
+    here = Sender(x.expand(draws, -1), codec, lambda row, *_: repairs.append(row))
+    decoded = codec.decode(packet, key=x + 0.3, refine=here)
+    assert len(set(repairs)) == draws
     error = decoded - x
     assert (error.mean(dim=0).abs() < 4.5 * error.std(dim=0) / draws**0.5).all()
 

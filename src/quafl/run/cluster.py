@@ -157,7 +157,10 @@ def connected(address: str, processes: int = 0) -> Any:
                 socket.create_connection((host, int(port)), timeout=10).close()  # Ray itself tries for minutes
             ray.init(address, **quiet)
     except (OSError, ValueError, RuntimeError) as error:
-        raise RunError(f"there is no Ray cluster at {address!r} ({str(error).splitlines()[0]})") from error
+        why = str(error).splitlines()[0]
+        if "connect" in why:
+            why += "; one that asks for tokens needs RAY_AUTH_MODE=token here, too"
+        raise RunError(f"there is no Ray cluster at {address!r} ({why})") from error
     if threading.current_thread() is threading.main_thread():
         for number, handler in handlers.items():  # Ray has put its own in their place
             signal.signal(number, handler)
