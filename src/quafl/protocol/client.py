@@ -504,6 +504,8 @@ class ClientSide(Machine):
                 match (yield from self._ask(messages.to_bytes(request), ANSWER_PATIENCE)):
                     case Refinement(bits):
                         known.append(wire.from_bytes(bits, self._model.device))
+                    case Refused() as refusal:
+                        raise DecodeError(f"was refused a repair: {messages.sentence(refusal)}") from None
                     case other:
                         raise DecodeError(f"asked for a repair, got a {type(other).__name__}") from None
 
