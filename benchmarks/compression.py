@@ -65,8 +65,9 @@ def draw(out: Path, target: Path) -> None:
     axes = figure.subplots()
     for number, curve in enumerate(published(out)):
         seeds = list(curve.seeds.values())
-        spent = [sum(row["bytes_up"] + row["bytes_down"] for row in turn) / len(turn) / 1e6 for turn in zip(*seeds)]  # noqa: B905  # some end later
-        accuracy = [sum(row["accuracy"] for row in turn) / len(turn) for turn in zip(*seeds)]  # noqa: B905  # likewise
+        turns = list(zip(*seeds, strict=False))  # some end an evaluation later
+        spent = [sum(row["bytes_up"] + row["bytes_down"] for row in turn) / len(turn) / 1e6 for turn in turns]
+        accuracy = [sum(row["accuracy"] for row in turn) / len(turn) for turn in turns]
         line = "--" if curve.label in LATTICES.values() else "-"
         axes.plot(spent[1:], accuracy[1:], line, color=f"C{number}", label=curve.label, linewidth=1.4)
     axes.set(xscale="log", ylim=(0.7, 0.92), xlabel="megabytes, both ways, all clients", ylabel="accuracy")

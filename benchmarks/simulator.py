@@ -161,6 +161,12 @@ def mnist(clients: int, sampled: int) -> Simulation:
     return curve.simulation(0)[1]
 
 
+def resident() -> float:
+    """Gigabytes of this process, at most so far."""
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024 / 1e9
+
+
 def memory(clients: int, sampled: int, rounds: int) -> tuple[float, int]:
     """Most gigabytes resident in that many rounds and a checkpoint, and how many clients then have a state of their
     own."""
@@ -170,8 +176,7 @@ def memory(clients: int, sampled: int, rounds: int) -> tuple[float, int]:
         pass
     with TemporaryDirectory() as folder:
         checkpoints.save(Path(folder) / "checkpoint.pt", simulation.state())
-    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-    return int(line.split()[1]) * 1024 / 1e9, simulation._fleet.clients.known
+    return resident(), simulation._fleet.clients.known
 
 
 def scale() -> dict[str, Any]:
@@ -222,9 +227,8 @@ def alone(clients: int) -> dict[str, float]:
         path = Path(folder) / "checkpoint.pt"
         saving = seconds(lambda: checkpoints.save(path, simulation.state()))
         octets = path.stat().st_size
-    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
     return {
-        "GB resident": round(int(line.split()[1]) * 1024 / 1e9, 2),
+        "GB resident": round(resident(), 2),
         "seconds to begin": round(made, 1),
         "seconds of a checkpoint": round(saving, 1),
         "GB of it": round(octets / 1e9, 2),
@@ -337,8 +341,7 @@ def remembering(memory: float) -> dict[str, Any]:
     simulation = rememberers(memory)
     for _ in islice(simulation, 1 + SPILLING_ROUNDS):
         pass
-    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-    return {"clients": simulation._fleet.clients.known, "GB resident": round(int(line.split()[1]) * 1024 / 1e9, 2)}
+    return {"clients": simulation._fleet.clients.known, "GB resident": round(resident(), 2)}
 
 
 def spill() -> dict[str, Any]:

@@ -16,6 +16,7 @@ from quafl.run.folders import prepare
 from quafl.run.pool import run as run_all
 from quafl.settings.reading import load
 from quafl.sim import World, fedscale
+from quafl.sim.piecewise import Piecewise
 from quafl.testing import fedscale_traces
 
 DAY = 86_400
@@ -63,8 +64,8 @@ def test_stays_end_with_the_period_and_somebody_comes_back_after_the_run(tmp_pat
     assert [bool(speeds.present(time)) for time in (79.0, 80.0, 100.0, 105.0, 181.0, 905.0)] == [0, 1, 1, 0, 1, 0]
     assert speeds.next_return(945.0) == pytest.approx(9 * 100.1 + 80)
     assert speeds.next_return(990.0) < float("inf")
-    times = speeds.rates.times[0]  # type: ignore[union-attr]  # it is Piecewise
-    assert bool((times.diff() > 0).all())
+    assert isinstance(speeds.rates, Piecewise)
+    assert bool((speeds.rates.times[0].diff() > 0).all())
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 4])

@@ -55,14 +55,14 @@ def test_a_shelf_is_a_dictionary_whatever_its_budget(steps: Sequence[tuple[int |
             if what == "drop":
                 mine.pop(number, None), plain.pop(number, None)
             elif what == "look":
-                seen.append((mine.snapshot(), dict(plain)))
+                seen.append((mine.copy(), dict(plain)))
             else:
                 last = last if shared else tensor(number)
                 mine[what] = plain[what] = (last, torch.full((), number), torch.empty(0))
                 here, there = mine.octets
                 assert here <= budget
                 assert there <= 2 * 64 * 2 * len(plain)  # a tensor takes 64 octets of it, and half may be of no use
-        seen += [(mine.snapshot(), plain), (dict(mine), plain)]
+        seen += [(mine.copy(), plain), (dict(mine), plain)]
         for one, other in seen:
             assert one.keys() == other.keys()
             for client, row in one.items():
@@ -80,7 +80,7 @@ def test_what_clients_share_is_counted_and_written_once() -> None:
     mine[10] = (torch.zeros(200),)
     assert mine.octets == (800, 832)
     assert all(torch.equal(mine[client][0], one) for client in range(10))
-    assert len({row[0].data_ptr() for row in mine.snapshot().values()}) == 2
+    assert len({row[0].data_ptr() for row in mine.copy().values()}) == 2
 
 
 @pytest.mark.parametrize("algorithm", ["Calibrated", "QuAFL", "SCAFFOLD"])
@@ -90,7 +90,9 @@ def test_a_budget_of_memory_changes_nothing(algorithm: str) -> None:
     wanted = [row for row in Simulation(*mine) if row is not None]
     tight = Simulation(*mine, memory=30_000)
     assert [row for row in tight if row is not None] == wanted
-    here, there = tight.crew.everybody()._known.octets  # type: ignore[attr-defined]  # it is a shelf
+    known = tight.crew.everybody()._known
+    assert isinstance(known, Shelf)
+    here, there = known.octets
     assert here <= 30_000 < there
     for first, then in (20_000, float("inf")), (float("inf"), 1.0), (10_000, 50_000):
         run = Simulation(*mine, memory=first)
@@ -146,8 +148,9 @@ def test_a_file_larger_than_memory_can_be_looked_at() -> None:
     mine = Shelf(1)
     mine[0] = (torch.arange(10),)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    os.ftruncate(mine._file.number, 3 * memory)  # type: ignore[union-attr]  # it has been written; sparse, takes no room
-    assert torch.equal(mine.snapshot()[0][0], torch.arange(10))
+    assert mine._file is not None
+    os.ftruncate(mine._file.number, 3 * memory)  # sparse: it takes no room
+    assert torch.equal(mine.copy()[0][0], torch.arange(10))
 
 
 def test_a_checkpoint_larger_than_memory_is_not_called_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,10 +167,11 @@ def test_a_file_that_cannot_be_written_anew_serves_on(monkeypatch: pytest.Monkey
     mine, write = Shelf(1), os.pwritev
     mine[0] = (torch.zeros(4),)
     first, refused = mine._file, 0
+    assert first is not None
 
     def no_other(file: int, octets: list[memoryview], place: int) -> int:
         nonlocal refused
-        if file != first.number:  # type: ignore[union-attr]  # it has been written
+        if file != first.number:
             refused += 1
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(file, octets, place)

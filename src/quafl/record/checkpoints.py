@@ -28,20 +28,14 @@ def load(path: Path, device: str | None = None, *, mapped: bool = False) -> dict
     """What `save` wrote, where it was, or all of it on the device; `mapped`, it is read when it is looked at."""
     try:
         state: dict[str, Any] = torch.load(path, weights_only=True, map_location=device, mmap=mapped)
-    except RuntimeError as error:
+    except (OSError, RuntimeError, ValueError, EOFError, KeyError, BadZipFile, UnpicklingError) as error:
         if "unable to mmap" in str(error):
             raise RecordError(
                 f"{path} is larger than this machine's memory; continue on one with more, or let the system map it "
                 f"(vm.overcommit_memory = 1)"
             ) from error
-        raise _unreadable(path, error) from error
-    except (OSError, ValueError, EOFError, KeyError, BadZipFile, UnpicklingError) as error:
-        raise _unreadable(path, error) from error
+        raise RecordError(f"{path} cannot be read ({type(error).__name__}); delete it to run that seed anew") from error
     return state
-
-
-def _unreadable(path: Path, error: Exception) -> RecordError:
-    return RecordError(f"{path} cannot be read ({type(error).__name__}); delete it to run that seed anew")
 
 
 class Checkpoints:

@@ -153,9 +153,8 @@ def own_code(settings: Experiment) -> dict[str, str]:
 def take_up(checkpoint: Path, simulation: Simulation, made_with: dict[str, str] | None = None) -> None:
     """Go on from a checkpoint, if it was made with the same settings and versions."""
     here = simulation.server.model.device.type
-    state = checkpoints.load(
-        checkpoint, here if here == "cpu" else None, mapped=True
-    )  # a GPU's run is looked at without one
+    device = here if here == "cpu" else None  # a GPU's run can be looked at without one
+    state = checkpoints.load(checkpoint, device, mapped=True)
     before = state.get("made_with", {})
     if "simulation" not in state:
         raise RecordError(f"{checkpoint} is not a checkpoint of a run; delete it to run that seed anew")

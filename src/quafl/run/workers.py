@@ -44,16 +44,12 @@ def _hired(ray: Any, experiment: Experiment, seed: int, executor: str | None) ->
             )
     modules = own.pack(map(Path, getattr(experiment, "modules", None) or []))
     made = ray.remote(num_cpus=1, num_gpus=needs["GPU"], max_restarts=0)(Actor)
-    begin = partial(made.remote, modules)
-    actors = [begin() for _ in range(run.workers)]
+    actors = [made.remote(modules) for _ in range(run.workers)]
     ways = _Actors(ray, actors)
     try:
-        for number in range(run.workers):  # the first one chooses how steps are computed, where that is to be chosen
-            made_it = {number: actors[number].live.remote(experiment, seed, executor, (number, run.workers))}
-            if number == 0:
-                executor = ways.wait(made_it)[0]
-            else:
-                ways.begun(made_it)
+        executor = ways.wait({0: actors[0].live.remote(experiment, seed, executor, (0, run.workers))})[0]
+        for number in range(1, run.workers):  # all compute steps as the first one has chosen to
+            ways.begun({number: actors[number].live.remote(experiment, seed, executor, (number, run.workers))})
         yield partial(Spread, ways)
     finally:
         for actor in actors:

@@ -81,9 +81,9 @@ def _stays(behaviour: Any, until: float, where: str) -> list[Stay]:
 
 
 def _positive(table: Any, name: str, where: str) -> float:
-    value = table.get(name) if isinstance(table, Mapping) else None
+    value: Any = table.get(name) if isinstance(table, Mapping) else None
     try:
-        number = float(value)  # type: ignore[arg-type]  # what has no number is refused below
+        number = float(value)
     except (TypeError, ValueError, OverflowError):
         number = -inf
     if not 0 < number < inf:

@@ -1,10 +1,11 @@
 """What clients keep: in memory up to a budget, and in a file beyond it."""
 
 import errno
-import mmap as mmap_module
 import os
+import sys
 from collections.abc import Callable, Iterator, MutableMapping
 from mmap import MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap
+from pathlib import Path
 from tempfile import gettempdir, mkstemp
 from typing import TypeAlias
 from weakref import finalize
@@ -17,7 +18,7 @@ _Where: TypeAlias = tuple[int, torch.dtype, torch.Size, tuple[int, ...]]
 FULL = errno.ENOSPC, errno.EDQUOT
 ALIGNED = 64  # octets: where a tensor may begin in the file
 SMALL = 1 << 26  # octets of a file that is not worth being written anew
-PRIVATE = MAP_PRIVATE | getattr(mmap_module, "MAP_NORESERVE", 0x4000)  # it may be larger than memory: it is only read
+NORESERVE = 0x4000 if sys.platform == "linux" else 0  # a file may be larger than memory: it is only read
 
 
 class _Kept:
@@ -36,7 +37,7 @@ class Shelf(MutableMapping[int, Row]):
     longest ago are in a file without a name: in $TMPDIR, or /var/tmp, as /tmp may be memory.
 
     The file only grows. When more than half of it is of no use any more, the rest is written anew, if the disk has
-    room; a `snapshot` stays what it was.
+    room; a copy stays what it was.
     """
 
     def __init__(self, budget: float) -> None:
@@ -86,9 +87,9 @@ class Shelf(MutableMapping[int, Row]):
                 self._forget(one)
         self._recent.pop(client, None)
 
-    def snapshot(self) -> dict[int, Row]:
+    def copy(self) -> dict[int, Row]:
         """All of it, as it is now: what is in the file is read when it is looked at."""
-        seen = mmap(self._file.number, 0, PRIVATE, PROT_READ | PROT_WRITE) if self._file and self._end else None
+        seen = self._file.mapped() if self._file and self._end else None
         found: dict[int, Tensor] = {}  # what clients share, they share here
 
         def tensor(one: _Kept) -> Tensor:
@@ -162,8 +163,12 @@ class _File:
 
     def __init__(self) -> None:
         self.number, path = mkstemp(dir=folder(), prefix="quafl-")
-        os.unlink(path)  # noqa: PTH108  # it is no Path
+        Path(path).unlink()
         finalize(self, os.close, self.number)
+
+    def mapped(self) -> mmap:
+        """All that has been written, read when it is looked at."""
+        return mmap(self.number, 0, MAP_PRIVATE | NORESERVE, PROT_READ | PROT_WRITE)
 
     def write(self, tensor: Tensor, place: int) -> None:
         """From that place on."""

@@ -1,6 +1,6 @@
 """The clients' states, copy on write: one that was never contacted is the newcomer, and costs nothing."""
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from math import inf
 from typing import Any
@@ -98,8 +98,7 @@ class Store:
     def state(self) -> dict[str, Any]:
         """For `restore`."""
         numbers = {name: values.clone() for name, values in self._numbers.items()}
-        known = self._known.snapshot() if isinstance(self._known, Shelf) else dict(self._known)
-        return {"known": known, "numbers": numbers}  # vectors are shared, and never changed in place
+        return {"known": self._known.copy(), "numbers": numbers}  # vectors are shared, and never changed in place
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from there."""
@@ -107,7 +106,7 @@ class Store:
         self._known.update((client, tuple(x.to(device) for x in row)) for client, row in state["known"].items())
         self._numbers = {name: values.clone() for name, values in state["numbers"].items()}
 
-    def _nobody(self) -> MutableMapping[int, Row]:
+    def _nobody(self) -> dict[int, Row] | Shelf:
         return {} if self._memory == inf else Shelf(self._memory)
 
     def _row(self, client: int) -> Row:
