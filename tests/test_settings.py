@@ -16,7 +16,6 @@ from quafl.settings.reading import builtin, load
     ("override", "sentence"),
     [
         ("algorithm.sampled=30", "algorithm.sampled = 30: must be at most clients.count = 20"),
-        ("run.workers=21", "run.workers = 21: must be at most clients.count = 20"),
         ("algorithm.local_steps=0", "algorithm.local_steps = 0: must be greater than or equal to 1"),
         ("algorithm.lr=-1", "algorithm.lr = -1: must be greater than 0"),
         ("algorithm.lr=fast", "algorithm.lr = 'fast': must be a valid number"),

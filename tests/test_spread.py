@@ -173,14 +173,14 @@ def test_a_task_keeps_some_clients_data() -> None:
     assert len(part._hands.all[1]) == sum(part.examples(client) for client in mine.tolist())  # type: ignore[union-attr]  # Held
 
 
-def curve(tmp_path: Path, workers: int, until: float = 40.0) -> Any:
+def curve(tmp_path: Path, workers: int, until: float = 40.0, clients: int = 12) -> Any:
     settings = tmp_path / "curve.toml"
     settings.write_text(
         f"""
         label = "some"
         task = {{ name = "digits", partition = "dirichlet" }}
-        clients = {{ count = 12 }}
-        algorithm = {{ name = "calibrated", sampled = 5, lr = 0.2 }}
+        clients = {{ count = {clients} }}
+        algorithm = {{ name = "calibrated", sampled = {min(5, clients)}, lr = 0.2 }}
         run = {{ until = {until}, every = 10.0, seeds = [0], workers = {workers} }}
         """
     )
@@ -222,6 +222,9 @@ def rows(folder: Path) -> list[dict[str, str]]:
 
 def test_real_workers_and_one_of_them_is_killed(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="needs Ray")
+    (few,) = prepare(curve(tmp_path, 2, clients=1, until=10.0), tmp_path / "few", overwrite=False)
+    run_all([few], on_news=lambda job, word: None)
+    assert rows(few.path)[-1]["contacts"] != "0"  # one of the workers has no client
     (alone,) = prepare(curve(tmp_path, 1), tmp_path / "alone", overwrite=False)
     run_all([alone], on_news=lambda job, word: None, processes=1)
     wanted, told, killed = rows(alone.path), [], []

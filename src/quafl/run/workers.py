@@ -71,7 +71,7 @@ class Actor:
         task, simulation = experiment.simulation(seed, executor)
         keep = getattr(task, "keep", None)
         if keep is not None:
-            keep(torch.arange(number, simulation.size, count))
+            keep(torch.arange(simulation.size)[number::count])  # nobody, where there are more workers than clients
         assert isinstance(simulation.crew, Crew)
         self._worker = Worker(simulation.crew, simulation.server.model.device)
         return simulation.executor

@@ -54,8 +54,6 @@ class Settings(Section):
         algorithm, world, count = self.algorithm.build(self.defence.build()), self.clients.build(), self.clients.count
         if algorithm.sampled > count:
             raise ValueError(f"algorithm.sampled = {algorithm.sampled}: must be at most clients.count = {count}")
-        if self.run.workers > count:
-            raise ValueError(f"run.workers = {self.run.workers}: must be at most clients.count = {count}")
         coders = coders_for(algorithm, self.codec.build())
         world.speeds(count, Generators(0), self.run.until)
         world.link(count, coders)
