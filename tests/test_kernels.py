@@ -67,6 +67,8 @@ def assert_agree(writer: str, reader: str, dim: int, bits: int) -> None:
         decoded = decode(reader, encoded, seed, side, bits, keys)
         wanted = Oracle().decode(expected.symbols, expected.checks, seed, side, bits, keys)
         assert torch.equal(decoded.failed.cpu(), wanted.failed)
+        placed = place(reader, encoded.symbols, encoded.checks, seed, side, keys)
+        assert torch.equal(KERNELS[reader].check(*placed[:4], bits, placed[4]).cpu(), wanted.failed)
         whole = ~wanted.failed.any(dim=-1)
         assert torch.equal(decoded.vectors.cpu()[whole], wanted.vectors[whole])
     if bits <= gaussian.MOST_BITS:

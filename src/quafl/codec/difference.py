@@ -22,6 +22,7 @@ from quafl.codec.rotation import block_count, block_size
 from quafl.codec.seams import DecodeError, Packet, Refine
 from quafl.core.checks import check_whole
 from quafl.core.messages import Model
+from quafl.core.pieces import is_finite
 
 DIFFERENCE = 5  # id on the wire
 
@@ -54,8 +55,8 @@ class Difference:
         seed = draw_seeds(x, rng)
         symbols, energy, match = self._kernel(x).encode_difference(rows, seed.reshape(-1), self.bits)
         scales = torch.where(energy == 0, 0.0, energy / match)  # a block of zeros has no direction
-        if not scales.isfinite().all():
-            check_finite(x)
+        if not is_finite(scales, exact):
+            check_finite(x, exact)
             raise ValueError(
                 f"the vector to encode has coordinates up to {float(x.abs().max()):.3g}, whose squares are too large "
                 f"for float32; did training diverge?"
@@ -69,6 +70,7 @@ class Difference:
             scales=scales.view(*leading, scales.shape[-1]),
             seed=seed,
             exact=exact,
+            checked=True,
         )
 
     def refine(self, x: Model, request: Packet) -> Packet:

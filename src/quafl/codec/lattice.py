@@ -6,10 +6,11 @@ coordinate (the paper's Lemma "Lattice Quantization"; docs/codec.md explains it,
 """
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from math import inf
-from typing import ClassVar
+from math import inf, isfinite
+from typing import ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
@@ -22,6 +23,11 @@ from quafl.codec.rotation import block_count, block_size
 from quafl.codec.seams import HEADER_BYTES, DecodeError, Packet, Refine, Sender
 from quafl.core.checks import check_whole
 from quafl.core.messages import Model
+from quafl.core.pieces import placed
+from quafl.core.questions import is_put_off, is_right
+
+# Symbols, checks, seeds, sides, bits, and keys, as a kernel takes them.
+_Received: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, int, Tensor]
 
 LATTICE = 1  # id on the wire
 SMALLEST_SIDE = 2.0**-64
@@ -65,8 +71,9 @@ class Lattice:
         side = self._side(x, distance).reshape(-1)
         kernel = self._kernel(x)
         encoded = kernel.encode(rows, seed, side, self.bits)
-        if not (encoded.widest <= LIMIT / 2).all():  # more cells than float32 can tell apart, or not finite
-            check_finite(x)
+        if not _is_sound(encoded.widest, side, exact):
+            check_finite(x, exact)
+            _check_distance(distance)
             side = side * (encoded.widest * (1.001 / (LIMIT / 2))).clamp(min=1)
             self._warn_of_outliers(x, side, distance)
             encoded = kernel.encode(rows, seed, side, self.bits)
@@ -80,6 +87,7 @@ class Lattice:
             side=side.view(leading),
             seed=seed.view(leading),
             exact=exact,
+            checked=True,
         )
 
     def _side(self, x: Tensor, distance: Tensor | float | None) -> Tensor:
@@ -97,11 +105,12 @@ class Lattice:
                 stacklevel=4,
             )
         far = torch.as_tensor(distance, dtype=torch.float32)
-        if not ((far >= 0) & (far < inf)).all():
-            raise ValueError(f"distance is {float(far.max())}, must be finite and not negative; did training diverge?")
+        if far.device.type == "cpu":  # what a GPU has is looked at together with what comes of it
+            _check_distance(far)
         deviation = far * max(x.shape[-1], 1) ** -0.5
-        side: Tensor = (2 * self.spread * deviation / ((1 << self.bits) - 1)).clamp(min=SMALLEST_SIDE)
-        return side.to(x.device).expand(x.shape[:-1])
+        steps = torch.full((), (1 << self.bits) - 1, dtype=far.dtype, device=far.device)  # a GPU multiplies by 1/number
+        side: Tensor = (2 * self.spread * deviation / steps).clamp(min=SMALLEST_SIDE)
+        return placed(side, x.device).expand(x.shape[:-1])
 
     def _warn_of_outliers(self, x: Tensor, side: Tensor, distance: Tensor | float | None) -> None:
         """If a few coordinates have made the side so large that the message is of no use for the others. A distance
@@ -132,11 +141,16 @@ class Lattice:
         keys = _rows(key.to(torch.float32), leading, 1)
         seed, side = _rows(packet.seed, leading, 0), _rows(packet.side, leading, 0)
         symbols, checks = _rows(packet.symbols, leading, 1), _rows(packet.checks, leading, 1)
-        decoded = self._kernel(key).decode(symbols, checks, seed, side, packet.bits, keys)
-        left = _counted(decoded.failed)
-        if isinstance(refine, Sender) and left:
-            parts = _rows(refine.x.to(torch.float32), leading, 1), seed, side, keys
-            decoded, left, refine = self._again(packet, decoded, left, parts, refine)
+        received = symbols, checks, seed, side, packet.bits, keys
+        if isinstance(refine, Sender):
+            x = _rows(refine.x.to(torch.float32), leading, 1)
+            decoded, left, refine = self._repaired(received, block_size(packet.dim), x, refine)
+        else:
+            decoded = self._kernel(key).decode(*received)
+            if is_right(_counts(decoded.failed), lambda counts: not _some(counts[0])):
+                left = {}
+            else:
+                left = _counted(decoded.failed)
         vectors, failed = decoded
         for row in left:
             own_key, message = keys[min(row, len(keys) - 1)], packet[_index(row, leading, packet.side.shape)]
@@ -151,32 +165,65 @@ class Lattice:
             refinement.repair(vectors[row], message, own_key, failed[row], partial(refine, row))
         return vectors.view(*leading, packet.dim).to(packet.dtype)
 
-    def _again(
-        self, packet: Packet, decoded: Decoded, left: dict[int, int], parts: tuple[Tensor, ...], sender: Sender
+    def _repaired(
+        self, received: _Received, size: int, x: Tensor, sender: Sender
     ) -> tuple[Decoded, dict[int, int], Refine]:
-        """Repairs of all rows together, each by kernels: what a message of as many bits of the same points as are then
-        known decodes to. Rows that are left need more bits than messages have, and ask for them one by one."""
-        size, known, wanted = block_size(packet.dim), packet.bits, 1
-        while left and known + wanted <= MOST_BITS:
+        """Of a sender that is here: repairs of all rows together, each by kernels: what a message of as many bits of
+        the same points as are then known decodes to. Rows that are left need more bits than messages have, and ask for
+        them one by one.
+
+        A GPU makes the first repair of all rows before anybody knows who needs it: nearly always some do, a right block
+        is the same after it, and the host waits once less.
+        """
+        _, _, seed, side, bits, key = received
+        kernel, known, wanted = self._kernel(key), bits, 1
+
+        def tell(left: Mapping[int, int]) -> None:
             for row, blocks in left.items():
                 words = (size // 32 * wanted + 1) * blocks
                 sender.repaired(row, HEADER_BYTES + 4 * blocks, HEADER_BYTES + 4 * words, known)
+
+        if (key.device.type == "cuda" or is_put_off()) and known < MOST_BITS:
+            failed = kernel.check(*received)
+            decoded = self._of_bits(known + wanted, x, seed, side, key)
+            counts = _counts(failed, decoded.failed)
+            if is_put_off():
+
+                def right(found: list[list[int]]) -> bool:
+                    first, then = map(_some, found)
+                    tell(first)
+                    return not then
+
+                is_right(counts, right)
+                return decoded, {}, sender
+            left, then = map(_some, counts.tolist())
+            if left:
+                tell(left)
+                known, wanted, left = known + wanted, 2 * wanted, then
+        else:
+            decoded = kernel.decode(*received)
+            left = _counted(decoded.failed)
+        while left and known + wanted <= MOST_BITS:
+            tell(left)
             known, wanted = known + wanted, 2 * wanted
-            kernel, some = self._kernel(decoded.vectors), len(left) < len(decoded.failed)
-            rows = torch.tensor(list(left), device=decoded.failed.device) if some else slice(None)
-            x, seed, side, key = (part if len(part) == 1 else part[rows] for part in parts)
-            symbols, checks, _ = kernel.encode(x, seed, side, known)
-            again = kernel.decode(symbols, checks, seed, side, known, key)
+            some = len(left) < len(decoded.failed)
+            rows = torch.tensor(list(left), device=key.device) if some else slice(None)
+            repaired = self._of_bits(known, *(part if len(part) == 1 else part[rows] for part in (x, seed, side, key)))
             if some:
-                decoded.vectors[rows], decoded.failed[rows] = again
+                decoded.vectors[rows], decoded.failed[rows] = repaired
             else:
-                decoded = again
+                decoded = repaired
             left = _counted(decoded.failed)
 
         def refine(row: int, request: Packet) -> Packet:
             return (replace(sender, repaired=_untold) if request.sent < known else sender)(row, request)
 
         return decoded, left, refine
+
+    def _of_bits(self, known: int, x: Tensor, seed: Tensor, side: Tensor, key: Tensor) -> Decoded:
+        """What messages of so many bits decode to: of vectors, by seeds and sides, with keys."""
+        symbols, checks, _ = self._kernel(x).encode(x, seed, side, known)
+        return self._kernel(x).decode(symbols, checks, seed, side, known, key)
 
     def noise(self, packet: Packet) -> Tensor:
         """d·γ²/12: the error is uniform in a cell."""
@@ -230,9 +277,34 @@ class LatticeFormat:
         return Lattice(bits=packet.bits)
 
 
+def _is_sound(widest: Tensor, side: Tensor, exact: Tensor | None) -> bool:
+    """Whether all went well: no more cells than float32 can tell apart, all numbers finite. A GPU is asked once."""
+    ends = () if exact is None or not exact.numel() else exact.aminmax()
+
+    def right(found: list[float]) -> bool:
+        cells, others = found[: len(widest)], found[len(widest) :]
+        return all(most <= LIMIT / 2 for most in cells) and all(map(isfinite, others))
+
+    return is_right(torch.cat((widest, side, *(end.float().view(1) for end in ends))), right)
+
+
+def _check_distance(distance: Tensor | float | None) -> None:
+    far = torch.as_tensor(0.0 if distance is None else distance)
+    if not ((far >= 0) & (far < inf)).all():
+        raise ValueError(f"distance is {float(far.max())}, must be finite and not negative; did training diverge?")
+
+
 def _counted(failed: Tensor) -> dict[int, int]:
     """How many blocks of a row have failed, for each in which some have."""
-    return {row: blocks for row, blocks in enumerate(failed.sum(dim=-1).tolist()) if blocks}
+    return _some(failed.sum(dim=-1).tolist())
+
+
+def _counts(*failed: Tensor) -> Tensor:
+    return torch.stack([blocks.sum(dim=-1) for blocks in failed])
+
+
+def _some(counts: list[int]) -> dict[int, int]:
+    return {row: blocks for row, blocks in enumerate(counts) if blocks}
 
 
 def _untold(row: int, asked: int, answered: int, sent: int) -> None:

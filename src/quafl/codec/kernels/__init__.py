@@ -47,6 +47,9 @@ class Kernel(Protocol):
     def decode(self, symbols: Tensor, checks: Tensor, seed: Tensor, side: Tensor, bits: int, key: Tensor) -> Decoded:
         """The points nearest to the key, R⁻¹ γ(k − u + ½): the same bits for every key that is near enough."""
 
+    def check(self, symbols: Tensor, checks: Tensor, seed: Tensor, side: Tensor, bits: int, key: Tensor) -> Tensor:
+        """Which blocks `decode` does not get right, "n W"."""
+
     def encode_difference(self, x: Tensor, seed: Tensor, bits: int) -> Rounded:
         """Signs and cells of R x, in units of √(‖block‖²/rows)."""
 

@@ -36,8 +36,8 @@ if INTERPRETED:
         return tl.arange(0, COUNT)
 
     @jit
-    def _inner(COUNT: tl.constexpr, AXIS: tl.constexpr, LAYOUT: tl.constexpr):
-        return tl.arange(0, COUNT)
+    def _inner(tile, LAYOUT: tl.constexpr):
+        return tile
 
     @jit
     def _middle(COUNT: tl.constexpr, LAYOUT: tl.constexpr):
@@ -50,14 +50,6 @@ if INTERPRETED:
     @jit
     def _along(lanes, LAYOUT: tl.constexpr):
         return lanes
-
-    @jit
-    def _kept(words):
-        return words
-
-    @jit
-    def _again(kept, LAYOUT: tl.constexpr):
-        return kept
 
     @jit
     def _floor(t):
@@ -79,8 +71,8 @@ else:
         return tl.arange(0, COUNT, layout=tl.SliceLayout(AXIS, LAYOUT))
 
     @jit
-    def _inner(COUNT: tl.constexpr, AXIS: tl.constexpr, LAYOUT: tl.constexpr):
-        return tl.arange(0, COUNT, layout=tl.SliceLayout(AXIS, tl.SliceLayout(1, LAYOUT)))
+    def _inner(tile, LAYOUT: tl.constexpr):
+        return tl.convert_layout(tile, tl.SliceLayout(1, LAYOUT))
 
     @jit
     def _middle(COUNT: tl.constexpr, LAYOUT: tl.constexpr):
@@ -93,14 +85,6 @@ else:
     @jit
     def _along(lanes, LAYOUT: tl.constexpr):
         return tl.convert_layout(lanes, tl.SliceLayout(0, LAYOUT))
-
-    @jit
-    def _kept(words):
-        return words
-
-    @jit
-    def _again(kept, LAYOUT: tl.constexpr):
-        return tl.convert_layout(kept, LAYOUT)
 
     @jit
     def _sum_down(x, y):
@@ -227,15 +211,13 @@ def _encode(
     block = first + _index(LANES, 0, COARSE)[None, :]
     column = x_ptr + message * dim + block
     x = tl.load(_at(column, row, blocks), mask=_inside(row, block, blocks, whole, rest, LARGE), other=0.0)
-    word = _hash(seed, block, row)
-    kept = _kept(word)
-    z = _rotate(_flip(x, word), FINE, LANES)
+    z = _rotate(_flip(x, _hash(seed, block, row)), FINE, LANES)
 
     row = _index(1024, 1, FINE)[:, None]
     lane = first + _index(LANES, 0, FINE)
     t = z * (0.03125 * tl.load(reciprocal_ptr + message))
     tl.atomic_max(widest_ptr + message, tl.max(tl.max(tl.abs(t).to(tl.int32, bitcast=True), axis=0), axis=0))
-    word = _again(kept, FINE)
+    word = _hash(seed, lane[None, :], row)  # again: that takes less than to keep all of them
     below, k = _floor(t)
     k += _floor(_plus_dither(t - below, word, 1))[1]
     check = tl.sum((word | 1).to(tl.int32, bitcast=True) * (k >> BITS), axis=0)
@@ -289,12 +271,13 @@ def _symbols(
     LANES: tl.constexpr,
     FINE: tl.constexpr,
     UNPACKED: tl.constexpr,
+    WORDS: tl.constexpr,
 ):
     """The symbols of a tile, not yet cut to their bits."""
     if 32 % BITS == 0:  # a thread's rows have its words to themselves
-        block = first + _inner(LANES, 0, UNPACKED)[None, :]
-        place = _at(words + block, _inner(32 * BITS, 1, UNPACKED)[:, None], blocks)
-        packed = tl.load(place, mask=block < blocks, other=0)
+        block = first + _index(LANES, 0, WORDS)[None, :]
+        place = _at(words + block, _index(32 * BITS, 1, WORDS)[:, None], blocks)
+        packed = _inner(tl.load(place, mask=block < blocks, other=0), UNPACKED)
         shift = (_middle(32 // BITS, UNPACKED) * BITS)[None, :, None]
         symbol = packed.to(tl.uint32, bitcast=True)[:, None, :] >> shift.to(tl.uint32)
         return _arrange(tl.reshape(symbol, (1024, LANES)), FINE)
@@ -340,6 +323,8 @@ def _decode(
     COARSE: tl.constexpr,
     FINE: tl.constexpr,
     UNPACKED: tl.constexpr,
+    WORDS: tl.constexpr,
+    CHECK: tl.constexpr,
 ):
     number = tl.program_id(1).to(tl.int64)
     message = number * message_step
@@ -350,20 +335,20 @@ def _decode(
     column = key_ptr + number * key_step * dim + block
     key = tl.load(_at(column, row, blocks), mask=_inside(row, block, blocks, whole, rest, LARGE), other=0.0)
     word = _hash(seed, block, row)
-    kept = _kept(word)
     t = _rotate(_flip(key, word), FINE, LANES) * (0.03125 * tl.load(reciprocal_ptr + message))
     size = tl.max(tl.abs(t).to(tl.int32, bitcast=True), axis=0)
     lane = first + _index(LANES, 0, FINE)
-    symbol = _symbols(symbols_ptr + message * (32 * BITS) * blocks, first, blocks, BITS, LANES, FINE, UNPACKED)
-    t, check = _nearest(t, symbol, _again(kept, FINE), BITS)
+    symbol = _symbols(symbols_ptr + message * (32 * BITS) * blocks, first, blocks, BITS, LANES, FINE, UNPACKED, WORDS)
+    t, check = _nearest(t, symbol, _arrange(word, FINE), BITS)
     check = tl.sum(check, axis=0)
     expected = tl.load(checks_ptr + message * blocks + lane, mask=lane < blocks, other=0)
     failed = (check != expected) | (size >= _LIMIT_BITS)
     tl.store(failed_ptr + number * blocks + lane, failed.to(tl.int8), mask=lane < blocks)
 
-    z = _rotate_back(t, COARSE, LANES) * (tl.load(side_ptr + message) * 0.03125)
-    inside = _inside(row, block, blocks, whole, rest, LARGE)
-    tl.store(_at(out_ptr + number * dim + block, row, blocks), _flip(z, _again(kept, COARSE)), mask=inside)
+    if not CHECK:
+        z = _rotate_back(t, COARSE, LANES) * (tl.load(side_ptr + message) * 0.03125)
+        inside = _inside(row, block, blocks, whole, rest, LARGE)
+        tl.store(_at(out_ptr + number * dim + block, row, blocks), _flip(z, word), mask=inside)
 
 
 @jit
@@ -458,11 +443,12 @@ def _decode_difference(
     COARSE: tl.constexpr,
     FINE: tl.constexpr,
     UNPACKED: tl.constexpr,
+    WORDS: tl.constexpr,
 ):
     message = tl.program_id(1).to(tl.int64)
     first = tl.program_id(0).to(tl.int64) * LANES
     seed = tl.load(seed_ptr + message).to(tl.uint64)
-    symbol = _symbols(symbols_ptr + message * (32 * BITS) * blocks, first, blocks, BITS, LANES, FINE, UNPACKED)
+    symbol = _symbols(symbols_ptr + message * (32 * BITS) * blocks, first, blocks, BITS, LANES, FINE, UNPACKED, WORDS)
     z = _rotate_back(tl.load(levels_ptr + (symbol & ((1 << BITS) - 1)).to(tl.int32)), COARSE, LANES)
     row = _index(1024, 1, COARSE)[:, None]
     block = first + _index(LANES, 0, COARSE)[None, :]
@@ -475,9 +461,12 @@ def _decode_difference(
 class Triton:
     """On a GPU; or anywhere under TRITON_INTERPRET=1, slowly, for tests."""
 
-    lanes = 8  # blocks in a tile, and warps to work on it: 32 octets of every row, a sector of memory
+    # Blocks in a tile, and warps to work on it: 8 are 32 octets of every row, a sector of memory.
+    encode_lanes = decode_lanes = difference_encode_lanes = 8
+    difference_decode_lanes = 16
     # A thread's: as few as hold what it computes with, so that many tiles are under way on a multiprocessor at a time.
-    encode_registers, decode_registers, difference_registers = 80, 128, 64
+    encode_registers, decode_registers = 72, 128
+    difference_encode_registers, difference_decode_registers = 64, 56
 
     def __init__(self) -> None:
         if not INTERPRETED and not torch.cuda.is_available():
@@ -493,7 +482,7 @@ class Triton:
         checks = torch.empty((rows, blocks), dtype=torch.int32, device=x.device)
         widest = torch.zeros(rows, dtype=torch.int32, device=x.device)
         if rows * blocks:
-            _encode[(triton.cdiv(blocks, self.lanes), rows)](
+            _encode[(triton.cdiv(blocks, self.encode_lanes), rows)](
                 x.contiguous(),
                 seed.contiguous(),
                 side.reciprocal(),
@@ -504,23 +493,33 @@ class Triton:
                 blocks,
                 *divmod(dim, blocks),
                 BITS=bits,
-                WORDS=_layout(self.lanes, bits),
-                GROUPS=_layout(self.lanes, 1),
+                WORDS=_layout(self.encode_lanes, bits),
+                GROUPS=_layout(self.encode_lanes, 1),
                 maxnreg=self.encode_registers,
-                **self._options(blocks),
+                **_options(self.encode_lanes, blocks),
             )
         return Encoded(symbols, checks, widest.view(torch.float32))
 
     def decode(self, symbols: Tensor, checks: Tensor, seed: Tensor, side: Tensor, bits: int, key: Tensor) -> Decoded:
         """See Kernel."""
+        return self._decode(symbols, checks, seed, side, bits, key, check=False)
+
+    def check(self, symbols: Tensor, checks: Tensor, seed: Tensor, side: Tensor, bits: int, key: Tensor) -> Tensor:
+        """See Kernel."""
+        return self._decode(symbols, checks, seed, side, bits, key, check=True).failed
+
+    def _decode(
+        self, symbols: Tensor, checks: Tensor, seed: Tensor, side: Tensor, bits: int, key: Tensor, *, check: bool
+    ) -> Decoded:
+        """Without vectors, if it is to check alone."""
         rows, dim = max(len(symbols), len(key)) if len(symbols) and len(key) else 0, key.shape[-1]
         if block_size(dim) < BLOCK:
             return Oracle().decode(symbols, checks, seed, side, bits, key)
-        blocks = block_count(dim)
-        vectors = torch.empty((rows, dim), device=key.device)
+        blocks, apart = block_count(dim), 32 % bits == 0
+        vectors = torch.empty((0 if check else rows, dim), device=key.device)
         failed = torch.empty((rows, blocks), dtype=torch.bool, device=key.device)
         if rows * blocks:
-            _decode[(triton.cdiv(blocks, self.lanes), rows)](
+            _decode[(triton.cdiv(blocks, self.decode_lanes), rows)](
                 symbols.contiguous(),
                 checks.contiguous(),
                 seed.contiguous(),
@@ -535,9 +534,11 @@ class Triton:
                 int(len(symbols) > 1),
                 int(len(key) > 1),
                 BITS=bits,
-                UNPACKED=_unpacked(self.lanes, bits),
+                UNPACKED=_unpacked(self.decode_lanes, bits, apart=apart),
+                WORDS=_layout(self.decode_lanes, bits),
+                CHECK=check,
                 maxnreg=self.decode_registers,
-                **self._options(blocks),
+                **_options(self.decode_lanes, blocks, apart=apart),
             )
         return Decoded(vectors, failed)
 
@@ -551,7 +552,7 @@ class Triton:
         energy, match = (torch.empty((rows, blocks), device=x.device) for _ in range(2))
         if rows * blocks:
             a, b, c, d = gaussian.curve(bits).tolist()
-            _encode_difference[(triton.cdiv(blocks, self.lanes), rows)](
+            _encode_difference[(triton.cdiv(blocks, self.difference_encode_lanes), rows)](
                 x.contiguous(),
                 seed.contiguous(),
                 _levels(bits, x.device),
@@ -566,11 +567,11 @@ class Triton:
                 B=b,
                 C=c,
                 D=d,
-                SPREAD=_spread(self.lanes),
-                WORDS=_layout(self.lanes, bits),
-                GROUPS=_layout(self.lanes, 1),
-                maxnreg=self.difference_registers,
-                **self._options(blocks),
+                SPREAD=_spread(self.difference_encode_lanes),
+                WORDS=_layout(self.difference_encode_lanes, bits),
+                GROUPS=_layout(self.difference_encode_lanes, 1),
+                maxnreg=self.difference_encode_registers,
+                **_options(self.difference_encode_lanes, blocks),
             )
         return Rounded(symbols, energy, match)
 
@@ -581,7 +582,7 @@ class Triton:
         rows, blocks = len(symbols), block_count(dim)
         vectors = torch.empty((rows, dim), device=symbols.device)
         if rows * blocks:
-            _decode_difference[(triton.cdiv(blocks, self.lanes), rows)](
+            _decode_difference[(triton.cdiv(blocks, self.difference_decode_lanes), rows)](
                 symbols.contiguous(),
                 scales.contiguous(),
                 seed.contiguous(),
@@ -591,21 +592,23 @@ class Triton:
                 blocks,
                 *divmod(dim, blocks),
                 BITS=bits,
-                UNPACKED=_unpacked(self.lanes, bits),
-                maxnreg=self.difference_registers,
-                **self._options(blocks),
+                UNPACKED=_unpacked(self.difference_decode_lanes, bits),
+                WORDS=_layout(self.difference_decode_lanes, bits),
+                maxnreg=self.difference_decode_registers,
+                **_options(self.difference_decode_lanes, blocks),
             )
         return vectors
 
-    def _options(self, blocks: int) -> dict[str, Any]:
-        return {
-            "LARGE": blocks >= 32,
-            "LANES": self.lanes,
-            "COARSE": _layout(self.lanes, 1),
-            "FINE": _layout(self.lanes, 32),
-            "num_warps": self.lanes,
-            "enable_fp_fusion": False,
-        }
+
+def _options(lanes: int, blocks: int, *, apart: bool = False) -> dict[str, Any]:
+    return {
+        "LARGE": blocks >= 32,
+        "LANES": lanes,
+        "COARSE": _layout(lanes, 1),
+        "FINE": _apart(lanes) if apart else _layout(lanes, 32),
+        "num_warps": lanes,
+        "enable_fp_fusion": False,
+    }
 
 
 @cache
@@ -632,8 +635,19 @@ def _spread(lanes: int) -> Any:
 
 
 @cache
-def _unpacked(lanes: int, bits: int) -> Any:
-    """The fine layout as "words symbols lanes", where a word has whole symbols."""
+def _apart(lanes: int) -> Any:
+    """Like the fine layout, but a warp has a lane to itself: what is added up over a lane need not wait for others."""
+    if INTERPRETED:
+        return None
+    return tl.BlockedLayout([32, 1], [32, 1], [1, lanes], [0, 1])
+
+
+@cache
+def _unpacked(lanes: int, bits: int, *, apart: bool = False) -> Any:
+    """The fine layout, or that with the lanes apart, as "words symbols lanes", where a word has whole symbols."""
     if INTERPRETED or 32 % bits:
         return None
-    return tl.BlockedLayout([bits, 32 // bits, 1], [32 // lanes, 1, lanes], [lanes, 1, 1], [2, 1, 0])
+    part = [bits, 32 // bits, 1]
+    if apart:
+        return tl.BlockedLayout(part, [32, 1, 1], [1, 1, lanes], [1, 0, 2])
+    return tl.BlockedLayout(part, [32 // lanes, 1, lanes], [lanes, 1, 1], [2, 1, 0])

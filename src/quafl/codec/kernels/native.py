@@ -45,6 +45,10 @@ class Native:
         self._call("decode", rows, messages, keys, symbols, checks, key, *form, seed, side, bits, vectors, failed)
         return Decoded(vectors, failed)
 
+    def check(self, symbols: Tensor, checks: Tensor, seed: Tensor, side: Tensor, bits: int, key: Tensor) -> Tensor:
+        """See Kernel."""
+        return self.decode(symbols, checks, seed, side, bits, key).failed
+
     def encode_difference(self, x: Tensor, seed: Tensor, bits: int) -> Rounded:
         """See Kernel."""
         rows, dim = x.shape

@@ -34,6 +34,10 @@ class Oracle:
         vectors = rotate_back(centers(k, words), signs, side).flatten(-2)[..., : key.shape[-1]]
         return Decoded(vectors.contiguous(), failed)
 
+    def check(self, symbols: Tensor, checks: Tensor, seed: Tensor, side: Tensor, bits: int, key: Tensor) -> Tensor:
+        """See Kernel."""
+        return self.decode(symbols, checks, seed, side, bits, key).failed
+
     def encode_difference(self, x: Tensor, seed: Tensor, bits: int) -> Rounded:
         """See Kernel."""
         blocks = to_blocks(x)
