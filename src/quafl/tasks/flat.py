@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from quafl.core.seams import Shapes
 from quafl.tasks.dropout import count_dropout
+from quafl.tasks.pooling import halve_faster
 
 Call: TypeAlias = Callable[..., Any]  # a module, or what stands for one
 
@@ -27,6 +28,7 @@ class Flat:
         self._module = deepcopy(module).float()
         self._dropouts = count_dropout(self._module)
         _stop_counting_batches(self._module)
+        halve_faster(self._module)
         self._module.to(device)
         self._parameters = {name: p for name, p in self._module.named_parameters() if p.requires_grad}
         self._buffers = {name: b for name, b in self._module.named_buffers() if b.is_floating_point()}
