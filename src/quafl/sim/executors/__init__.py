@@ -1,9 +1,10 @@
 """How the local steps of the contacted clients are computed: one after another, or together in lanes.
 
-A new way for lanes is an engine, one file like `groups`, and a line in `choice`.
+A new way for lanes is a function that advances them, one file like `groups`, and a line in `choice`.
 """
 
-from quafl.sim.executors.choice import Choice, Executor, ExecutorName
+from quafl.sim.executors.changing import Changing, Executor
+from quafl.sim.executors.choice import Choice, ExecutorName
 from quafl.sim.executors.sequential import Sequential
 
-__all__ = ["Choice", "Executor", "ExecutorName", "Sequential"]
+__all__ = ["Changing", "Choice", "Executor", "ExecutorName", "Sequential"]

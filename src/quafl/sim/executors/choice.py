@@ -3,13 +3,14 @@
 import json
 import logging
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from copy import copy, deepcopy
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
 from math import ceil
 from time import perf_counter
-from typing import Any, Literal, Protocol, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -18,7 +19,18 @@ from torch.utils import _pytree as pytree
 from quafl.core.optim import sgd
 from quafl.core.seams import Counts, Direction, Ids, Optimizer, Task
 from quafl.record.files import write_atomically
-from quafl.sim.executors.groups import in_groups
+from quafl.sim.executors.changing import (
+    AT_ONCE,
+    COMPILING,
+    SINCE,
+    SO_FAR,
+    Changing,
+    Executor,
+    Finish,
+    Prepare,
+    name_since,
+)
+from quafl.sim.executors.groups import Launch, launched, steps_in_groups
 from quafl.sim.executors.lanes import (
     Lane,
     Lanes,
@@ -27,11 +39,14 @@ from quafl.sim.executors.lanes import (
     can_be_together,
     flatten,
     lanes_for,
+    on,
     step_of,
 )
 from quafl.sim.executors.sequential import Sequential
 from quafl.sim.executors.tracing import first_line, trace
 from quafl.tasks.files import cache_folder
+from quafl.tasks.flat import Flat
+from quafl.tasks.precision import arithmetic
 
 _log = logging.getLogger(__name__)
 
@@ -42,13 +57,11 @@ AGREEMENT = 0.5  # relative: it must be the same computation; Adam makes large s
 MOST_VECTORISED, MOST_BRANCHES = 64, 16  # lanes that are of use
 
 
-class Executor(Protocol):
-    """Takes local steps."""
+class Compiled(NamedTuple):
+    """The steps of an executor's groups, and the lanes they are for."""
 
-    name: str
-
-    def __call__(self, clients: Any, ids: Ids, counts: Counts) -> Any:
-        """The clients after `counts` more steps each."""
+    steps: list[Launch]
+    lanes: Lane
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +80,17 @@ class Choice:
     def make(self, name: str) -> Executor:
         """An `ExecutorName`, or the very one that had this name before. What cannot be executed as asked is executed
         one client after another, and one line says why."""
-        if name not in get_args(ExecutorName) and not re.fullmatch(r"vectorised by \d+", name):
+        if since := SINCE.fullmatch(name):
+            made = self.make(since[1])
+            made.name = name if made.name == since[1] else made.name
+            return made
+        so_far = SO_FAR.fullmatch(name.removesuffix(AT_ONCE))
+        kind, taken = ("auto", int(so_far[1])) if so_far else (name.removesuffix(AT_ONCE), 0)
+        if kind not in get_args(ExecutorName) and not re.fullmatch(r"vectorised by \d+", kind):
             raise ValueError(f"executor is {name!r}, must be one of {', '.join(get_args(ExecutorName))}")
-        if name == "sequential" or (name == "auto" and not self._on_gpu):
-            return Sequential(self.task, self.optimizer, self.direction)
+        first = Sequential(self.task, self.optimizer, self.direction)
+        if kind == "sequential" or (kind == "auto" and not self._on_gpu):
+            return first
         try:
             if not can_be_together(self.task):
                 raise Unsuitable(f"{type(self.task).__name__} has no pure_gradient")
@@ -78,13 +98,23 @@ class Choice:
                 raise Unsuitable("their data are read when they are needed")
             if not len(self._whole(self.task)):
                 raise Unsuitable("no client has a whole batch")
-            sizes = self._group_sizes(name)
-            if len(sizes) == 1:
-                return self._lanes(*next(iter(sizes.items())), self.task)
-            return self._fastest(sizes, self.task)
+            if kind == "auto" and not name.endswith(AT_ONCE) and (apart := _apart(self.task)) is not None:
+                return Changing(first, self.beside(apart), taken)
+            with COMPILING, arithmetic(self.task.precision, self.newcomer.base.device):
+                made = self._prepared(self._group_sizes(kind), self.task)()
+            made.name = name_since(taken, made.name)
+            return made
         except Unsuitable as error:
             _log.warning("clients train one after another, because they cannot train together: %s", error)
-            return Sequential(self.task, self.optimizer, self.direction)
+            return first
+
+    def beside(self, apart: Together) -> Prepare:
+        """What "auto" makes while the run goes on, from a task apart. How much clients have to do is looked at now, in
+        the thread that changes it."""
+        typical = self.typical()
+        ways = replace(self, typical=lambda: typical)
+        sizes = ways._group_sizes("auto")
+        return lambda: ways._prepared(sizes, apart)
 
     @property
     def _on_gpu(self) -> bool:
@@ -105,14 +135,61 @@ class Choice:
         vectorised = {f"vectorised by {width}": width} if width > 1 else {"graph": 1}
         return {"auto": {**vectorised, "graph": 1}, "graph": {"graph": 1}, "vectorised": vectorised}[name]
 
-    def _lanes(self, label: str, size: int, task: Together) -> Executor:
+    def _prepared(self, sizes: Mapping[str, int], task: Together) -> Finish:
+        """All of these executors, or the one that was found fastest before, compiled."""
+        key = self._key(sizes, task) if len(sizes) > 1 else ""
+        known = _remembered().get(key)
+        some = [[label for label in sizes if label == known], [label for label in sizes if label != known]]
+        why: list[Unsuitable] = []
+        for labels in some:
+            ready: dict[str, Compiled] = {}
+            for label in labels:
+                try:
+                    ready[label] = self._compiled(sizes[label], task)
+                except Unsuitable as error:
+                    _log.info("%s: %s", label, error)
+                    why.append(error)
+            if ready:
+                return partial(self._fastest, ready, sizes, "" if known in ready else key, task)
+        raise why[0]
+
+    def _compiled(self, size: int, task: Together) -> Compiled:
         most = min(self.sampled, MOST_BRANCHES) if size == 1 else size
         lanes = lanes_for(self.newcomer, int(self._whole(task)[0]), most, hooked=self.direction is not None)
+        parts = task.pure_gradient, self.optimizer, self.direction, lanes
+        with on(lanes.factor.device):
+            return Compiled(steps_in_groups(size, *parts, tf32=task.precision == "tf32"), lanes)
+
+    def _fastest(self, ready: Mapping[str, Compiled], sizes: Mapping[str, int], key: str, task: Together) -> Executor:
+        """Of those that agree with the sequential one; with a key, it is remembered."""
+        made: list[Executor] = []
+        why: list[Unsuitable] = []
+        for label, compiled in ready.items():
+            try:
+                made.append(self._lanes(label, sizes[label], compiled, task))
+            except Unsuitable as error:
+                _log.info("%s: %s", label, error)
+                why.append(error)
+        if not made:
+            raise why[0]
+        best = made[0]
+        if len(made) > 1:
+            rates = [self._rate(executor, self._whole(task)) for executor in made]
+            found = ", ".join(f"{executor.name} {rate:,.0f}" for executor, rate in zip(made, rates, strict=True))
+            _log.info("local steps a second: %s", found)
+            best = made[rates.index(max(rates))]
+        if key:
+            _remember(key, best.name)
+        return best
+
+    def _lanes(self, label: str, size: int, compiled: Compiled, task: Together) -> Executor:
         some = self._whole(task)[:TRIED]
         steps = torch.full((len(some),), TRIED)
         theirs = self._run(Sequential(task, self.optimizer, self.direction), some, steps)
         try:
-            made = Lanes(label, partial(in_groups, size), size, task, self.optimizer, self.direction, lanes)
+            with on(compiled.lanes.factor.device), arithmetic(task.precision, compiled.lanes.factor.device):
+                advance = launched(size, *compiled)
+            made = Lanes(label, advance, size, task, self.optimizer, self.direction, compiled.lanes)
             mine = self._run(made, some, steps)
         except Unsuitable:
             raise
@@ -124,60 +201,52 @@ class Choice:
                 raise Unsuitable(f"{label}: its steps differ by {away:.1%} from those taken one by one")
         return made
 
-    def _fastest(self, sizes: dict[str, int], task: Together) -> Executor:
-        key = self._key(sizes, task)
-        known = _remembered().get(key)
-        made: list[Executor] = []
-        why: list[Unsuitable] = []
-        if known in sizes:
-            try:
-                return self._lanes(known, sizes[known], task)
-            except Unsuitable as error:
-                _log.info("%s: %s", known, error)
-                why.append(error)
-                sizes = {label: size for label, size in sizes.items() if label != known}
-        for label, size in sizes.items():
-            try:
-                made.append(self._lanes(label, size, task))
-            except Unsuitable as error:
-                _log.info("%s: %s", label, error)
-                why.append(error)
-        if not made:
-            raise why[0]
-        rates = [self._rate(executor, self._whole(task)) for executor in made]
-        found = ", ".join(f"{executor.name} {rate:,.0f}" for executor, rate in zip(made, rates, strict=True))
-        _log.info("local steps a second: %s", found)
-        best = made[rates.index(max(rates))]
-        _remember(key, best.name)
-        return best
-
     def _rate(self, executor: Executor, ids: Ids) -> float:
         """Local steps a second of some of the clients, warmed up."""
         here = self.newcomer.base.device
         some = ids[torch.linspace(0, len(ids) - 1, self.sampled).round().long()]
         steps = self.typical()[some].clamp(min=1)
         self._run(executor, some, steps)
-        torch.cuda.synchronize(here)
+        _wait_for(here)
         began = perf_counter()
         taken = self._run(executor, some, steps).taken.sum()
-        torch.cuda.synchronize(here)
+        _wait_for(here)
         return float(taken) / (perf_counter() - began)
 
     def _run(self, executor: Executor, ids: Ids, steps: Counts) -> Any:
         newcomers = self.newcomer.each(lambda tensor: tensor.expand(len(ids), *tensor.shape))
         return executor(newcomers, ids, steps)
 
-    def _key(self, sizes: dict[str, int], task: Together) -> str:
+    def _key(self, sizes: Mapping[str, int], task: Together) -> str:
         """What the measurement depends on."""
         lanes = lanes_for(self.newcomer, int(self._whole(task)[0]), 1, hooked=self.direction is not None)
         one: Lane = pytree.tree_map(lambda rows: rows[0], lanes)
         shapes = [tuple(tensor.shape) for tensor in flatten(one.state)]
-        device = torch.cuda.get_device_name(one.factor.device)
+        device = torch.cuda.get_device_name(one.factor.device) if self._on_gpu else "cpu"
         code = trace(
             step_of(task.pure_gradient, sgd(1.0), self.direction), one._replace(state=one.state._replace(optimizer=()))
         ).code
-        facts = code, shapes, self.sampled, sizes  # whatever the learning rate
+        facts = code, shapes, self.sampled, dict(sizes)  # whatever the learning rate
         return blake2b(repr((*facts, task.precision, device, torch.__version__)).encode(), digest_size=16).hexdigest()
+
+
+def _apart(task: Together) -> Together | None:
+    """With a module of its own, as tracing puts other tensors into it; None, if that cannot be."""
+    if not isinstance(flat := vars(task).get("flat"), Flat):
+        return None
+    try:
+        own = deepcopy(flat)
+    except Exception as error:  # the model is the user's
+        _log.info("the model cannot be copied: %s", first_line(error))
+        return None
+    apart = copy(task)
+    vars(apart)["flat"] = own
+    return apart
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _distance(mine: Tensor, theirs: Tensor) -> float:

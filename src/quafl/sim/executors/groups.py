@@ -24,18 +24,25 @@ WARM = 2  # runs outside of a graph first: libraries allocate and choose on thei
 GRAPHS = 4  # at most, for different numbers of groups
 
 
-def in_groups(size: int, gradient: Gradient, optimizer: Optimizer, direction: Direction | None, lanes: Lane) -> Advance:
-    """An engine for lanes whose number is a multiple of `size`."""
+def steps_in_groups(
+    size: int, gradient: Gradient, optimizer: Optimizer, direction: Direction | None, lanes: Lane, *, tf32: bool
+) -> list[Launch]:
+    """The step of each group of `size` lanes, whose number is a multiple of that, traced and compiled, which may take a
+    minute."""
     groups = [_part(lanes, first, size) for first in range(0, len(lanes.factor), size)]
     if size > 1:
         gradient = vmap(gradient, randomness="different")
-    with Layers(SINGLE if size == 1 else STACKED):
+    with Layers(SINGLE if size == 1 else STACKED, tf32=tf32):
         graph = trace(step_of(gradient, optimizer, direction), groups[0])
     run = compiled(graph, groups[0])
-    steps = [partial(run, group) for group in groups]
+    return [partial(run, group) for group in groups]
+
+
+def launched(size: int, steps: Sequence[Launch], lanes: Lane) -> Advance:
+    """The groups side by side. Nobody else may use the device while they are captured."""
     if lanes.factor.device.type != "cuda":
         return lambda active: [step() for step in steps[: -(-active // size)]]
-    counts = sorted({-(-len(groups) * eighth // GRAPHS) for eighth in range(1, GRAPHS + 1)})
+    counts = sorted({-(-len(steps) * quarter // GRAPHS) for quarter in range(1, GRAPHS + 1)})
     launches = _capture([steps[:count] for count in counts], lanes)
 
     def advance(active: int, alive: object = steps) -> object:  # the graphs read constants of the steps

@@ -2,22 +2,22 @@
 
 Shapes are fixed, so that a step can be traced, compiled and captured once, whoever is contacted. Which lane takes whose
 steps is known beforehand: all is launched, nothing is waited for. A client that takes fewer steps leaves its lane to
-the next one, who may change lanes; those that run dry are the last, and an engine may leave them out.
+the next one, who may change lanes; those that run dry are the last, and need not be moved on.
 """
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, replace
-from itertools import chain
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeGuard
 
 import torch
 from torch import Tensor
 
 from quafl.core.messages import Buffers, Model
+from quafl.core.pieces import placed
 from quafl.core.seams import ClientState, Counts, Direction, Ids, Optimizer, OptimizerState, Task
 from quafl.sim.executors.sequential import Sequential
-from quafl.tasks.precision import Precision, arithmetic
+from quafl.tasks.precision import Precision
 
 ALIGNED = 64  # octets: where lanes begin, so that what was compiled for one serves all
 
@@ -65,8 +65,6 @@ class Lane(NamedTuple):
 Step: TypeAlias = Callable[[Lane], State]
 Advance: TypeAlias = Callable[[int], object]  # the first so many lanes take a step, in place; more do no harm
 Gradient: TypeAlias = Callable[..., tuple[Model, Buffers]]
-# From a lane's gradient, the optimizer, the algorithm's direction, and all lanes, a row each.
-Engine: TypeAlias = Callable[[Gradient, Optimizer, Direction | None, Lane], Advance]
 
 
 def can_be_together(task: Task) -> TypeGuard[Together]:
@@ -123,13 +121,13 @@ def vectors_of(clients: Any) -> dict[str, Model]:
 
 
 class Lanes:
-    """Executes steps in lanes, of which the engine runs `size` at a time; clients whose batches are smaller than the
+    """Executes steps in lanes, which `advance` moves on, `size` at a time; clients whose batches are smaller than the
     others' take theirs one after another."""
 
     def __init__(
         self,
         name: str,
-        engine: Engine,
+        advance: Advance,
         size: int,
         task: Together,
         optimizer: Optimizer,
@@ -138,9 +136,10 @@ class Lanes:
     ) -> None:
         self.name = name
         self._task, self._optimizer, self._lanes, self._size = task, optimizer, lanes, size
-        with on(lanes.factor.device), arithmetic(task.precision, lanes.factor.device):
-            self._advance = engine(task.pure_gradient, optimizer, direction, lanes)
+        self._advance = advance
         self._alone = Sequential(task, optimizer, direction)
+        seats = *flatten(lanes.state), lanes.factor, *lanes.own.values()
+        self._seats = list(zip(*map(torch.unbind, seats), strict=True))  # by lane
 
     def __call__(self, clients: Any, ids: Ids, counts: Counts) -> Any:
         """The clients after `counts` more steps each."""
@@ -156,32 +155,28 @@ class Lanes:
             return clients
         enough = -(-total // longest)  # lanes, so that those who take the most steps are not waited for
         plan = share_out(counts.tolist(), min(len(self._lanes.factor), -(-enough // self._size) * self._size))
-        here, ticks = clients.base.device, len(plan.active)
-        whose = torch.tensor(plan.rows)
-        work = torch.stack((ids[whose], clients.steps[whose] + torch.tensor(plan.steps))).to(here)
-        moves = torch.tensor([*chain(*plan.come), *chain(*plan.go)]).to(here).T
-        pairs = moves.split([len(some) for some in (*plan.come, *plan.go)], dim=-1)
+        here, whose = clients.base.device, torch.tensor(plan.rows)
+        work = placed(torch.stack((ids[whose], clients.steps[whose] + torch.tensor(plan.steps))), here)
         factor = torch.full((len(ids),), self._optimizer.rate)
         if self._optimizer.factor is not None:
             factor = factor * self._optimizer.factor(clients.round)
-        factor = factor.to(here)
-        seats, own = flatten(self._lanes.state), self._lanes.own
         vectors = vectors_of(clients)
-        now = [part.clone() for part in (clients.base, clients.buffers, *clients.optimizer)]
+        fixed = placed(factor, here), *(vectors[name] for name in self._lanes.own)
+        before = clients.base, clients.buffers, *clients.optimizer
+        after = [torch.empty(part.shape, dtype=part.dtype, device=here) for part in before]
+        # By row: what a client has, at first and when it breaks off, and what does not change.
+        at_first, then, given = (list(zip(*map(torch.unbind, some), strict=True)) for some in (before, after, fixed))
+        _copy([(then[row], at_first[row]) for row, count in enumerate(counts.tolist()) if not count])
+        now = list(at_first)
         for tick, active in enumerate(plan.active):
-            lane, row = pairs[tick]
-            if len(lane):
-                come = (*now, factor, *(vectors[name] for name in own))
-                for seat, part in zip((*seats, self._lanes.factor, *own.values()), come, strict=True):
-                    seat.index_copy_(0, lane, part.index_select(0, row))
+            _copy([(self._seats[lane], (*now[row], *given[row])) for lane, row in plan.come[tick]])
             self._lanes.client[: plan.width].copy_(work[0, tick])
             self._lanes.step[: plan.width].copy_(work[1, tick])
             self._advance(active)
-            lane, row = pairs[ticks + tick]
-            if len(lane):
-                for part, seat in zip(now, seats, strict=True):
-                    part.index_copy_(0, row, seat.index_select(0, lane))
-        model, buffers, *optimizer = now
+            _copy([(then[row], self._seats[lane][: len(then[row])]) for lane, row in plan.go[tick]])
+            for _, row in plan.go[tick]:
+                now[row] = then[row]
+        model, buffers, *optimizer = after
         return replace(
             clients,
             progress=clients.base - model,
@@ -230,6 +225,13 @@ def share_out(counts: Sequence[int], width: int) -> Timetable:
                 plan.rows[moment][lane], plan.steps[moment][lane] = row, step
         place += count
     return plan
+
+
+def _copy(moves: Sequence[tuple[Sequence[Tensor], Sequence[Tensor]]]) -> None:
+    """All tensors of each move's second part into those of the first: one launch, on a GPU."""
+    if moves:
+        to, what = ([tensor for move in moves for tensor in move[side]] for side in (0, 1))
+        torch._foreach_copy_(to, what)
 
 
 def on(device: torch.device) -> AbstractContextManager[object]:

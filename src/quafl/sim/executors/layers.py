@@ -2,12 +2,16 @@
 
 Under vmap, a convolution becomes one with groups, over which libraries loop, and batch norm does not mix precisions.
 As matrix products and plain statistics, both are a few operations for all models together. The convolutions of a single
-model in mixed precision want their channels last, and would otherwise move them there and back, each by itself.
+model in mixed precision want their channels last, and would otherwise move them there and back, each by itself. Those
+of a stack have kernels of their own on a GPU, unless they are plain float32.
 """
 
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from functools import cache
+from itertools import product
 from math import prod
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,15 +21,30 @@ from torch.overrides import TorchFunctionMode
 
 PART = 1024  # places of a kernel that a product takes at most, or those in one picture
 ALIGNED = 8  # numbers, for products on tensor cores
+MOST = 127  # places of a pool's window that have a number of one octet
+DEVICE = "cuda"  # which has kernels for stacks
 Forms: TypeAlias = Mapping[Any, Callable[..., Any]]
 
 
-class Layers(TorchFunctionMode):
-    """Inside, layers are computed in these forms; what has none, as it always is."""
+_TF32 = ContextVar("tf32", default=False)  # of this thread, whatever another one is at
 
-    def __init__(self, forms: Forms) -> None:
+
+class Layers(TorchFunctionMode):
+    """Inside, layers are computed in these forms; what has none, as it always is. With tf32, factors may be rounded to
+    10 bits."""
+
+    def __init__(self, forms: Forms, *, tf32: bool = False) -> None:
         super().__init__()
-        self._forms = forms
+        self._forms, self._tf32 = forms, tf32
+
+    def __enter__(self) -> Self:
+        self._before = _TF32.set(self._tf32)
+        super().__enter__()  # type: ignore[no-untyped-call]  # torch has no types for it
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]  # likewise
+        _TF32.reset(self._before)
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -58,14 +77,16 @@ def _product(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Any:
-    """The weights times what lies under the kernel, for all its places, some pictures at a time: the gradient of the
-    weights is a sum over very many places, whose parts are products side by side."""
+    """The weights times what lies under the kernel, for all its places; without kernels for it, some pictures at a
+    time: the gradient of the weights is a sum over very many places, whose parts are products side by side."""
     plain = groups == 1 and input.ndim == 4 and not isinstance(padding, str)
     if not plain or {len(_pair(stride)), len(_pair(padding))} != {2} or set(_pair(dilation)) != {1}:
         return NotImplemented
     x = input
     if torch.is_autocast_enabled(x.device.type):
         x, weight = (tensor.to(torch.get_autocast_dtype(x.device.type)) for tensor in (x, weight))
+    if (kernels := _kernels(x, weight)) is not None:
+        return kernels.convolution(x, weight, bias, stride, padding)
     across, down = _pair(padding)[::-1]
     padded = functional.pad(x, (across, across, down, down))
     kernel, strides = (weight.shape[2], weight.shape[3]), _pair(stride)
@@ -78,6 +99,23 @@ def _product(
     result = result.view(batch // pictures, outputs, pictures, height, width).transpose(1, 2)
     result = result.reshape(batch, outputs, height, width)
     return result if bias is None else result + bias.to(result.dtype).view(-1, 1, 1)
+
+
+def _kernels(x: Tensor, weight: Tensor) -> Any:
+    """Those that can take these numbers, or None."""
+    rounded = x.dtype in (torch.bfloat16, torch.float16)
+    rounded |= x.dtype == torch.float32 and _TF32.get()
+    return _triton() if x.device.type == DEVICE and x.dtype == weight.dtype and rounded else None
+
+
+@cache
+def _triton() -> Any:
+    """None where Triton is not installed."""
+    try:
+        from quafl.sim.executors import convolutions
+    except ImportError:
+        return None
+    return convolutions
 
 
 def _places(shape: torch.Size, kernel: tuple[int, int], stride: tuple[int, int]) -> tuple[int, int]:
@@ -142,6 +180,61 @@ class _Product(torch.autograd.Function):
         return parts.sum(0, dtype=torch.float32).to(weight.dtype), torch.bmm(across, gradient)
 
 
+def _max_pool(
+    input: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    """The largest number of each window, where windows lie side by side."""
+    kernel = _pair(kernel_size)
+    if input.ndim != 4 or input.device.type != DEVICE or len(kernel) != 2 or prod(kernel) > MOST:
+        return NotImplemented
+    if input.shape[2] < kernel[0] or input.shape[3] < kernel[1]:
+        return NotImplemented
+    padded = {*_pair(padding)} != {0} or {*_pair(dilation)} != {1}
+    if _pair(stride or kernel) != kernel or padded or ceil_mode or return_indices:
+        return NotImplemented
+    largest: Tensor = _Largest.apply(input, kernel)[0]  # type: ignore[no-untyped-call]  # torch has none
+    return largest
+
+
+class _Largest(torch.autograd.Function):
+    """Of each window of pictures "b c h w" the largest number, and the place in the window where it is first."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, kernel: tuple[int, int]) -> tuple[Tensor, Tensor]:
+        down, across = kernel
+        lines, columns = x.shape[2] // down * down, x.shape[3] // across * across
+        first, *others = (x[:, :, i:lines:down, j:columns:across] for i, j in product(range(down), range(across)))
+        largest, place = first, torch.zeros_like(first, dtype=torch.int8)
+        for number, other in enumerate(others, 1):
+            larger = (other > largest) | other.isnan()
+            largest, place = torch.where(larger, other, largest), torch.where(larger, number, place)
+        return largest.clone(), place
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        x, ctx.kernel = inputs
+        ctx.shape = x.shape
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, None]:
+        """All of a window's gradient goes to that place; what lies in no window gets nothing."""
+        (place,), (down, across), (height, width) = ctx.saved_tensors, ctx.kernel, ctx.shape[2:]
+        number = torch.arange(down * across, dtype=torch.int8, device=place.device).view(down, 1, across)
+        spread = [tensor[:, :, :, None, :, None] for tensor in (place, gradient)]
+        shares = torch.where(spread[0] == number, spread[1], 0).flatten(4, 5).flatten(2, 3)
+        return functional.pad(shares, (0, width - shares.shape[3], 0, height - shares.shape[2])), None
+
+
 def _batch_norm(
     x: Tensor,
     running_mean: Tensor | None,
@@ -171,6 +264,8 @@ STACKED: Forms = {
     torch.conv2d: _product,
     functional.conv2d: _product,
     functional.batch_norm: _batch_norm,
+    torch.max_pool2d: _max_pool,
+    functional.max_pool2d: _max_pool,
     Tensor.view: _reshape,
 }
 SINGLE: Forms = {torch.conv2d: _channels_last, functional.conv2d: _channels_last, Tensor.view: _reshape}

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from quafl.sim.executors.lanes import ALIGNED, Lane, State, Unsuitable, flatten
 
@@ -27,23 +28,39 @@ def trace(step: Callable[[Lane], State], lanes: Lane) -> fx.GraphModule:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "There is a performance drop")  # of an operation, lane by lane
-            graph: fx.GraphModule = make_fx(in_place)(*tensors)
+            with _NothingDrawn():  # type: ignore[no-untyped-call]  # torch has no types for it
+                graph: fx.GraphModule = make_fx(in_place)(*tensors)
+    except Unsuitable:
+        raise
     except Exception as error:  # the model is the user's, and may do anything
         raise Unsuitable(first_line(error)) from error
     for node in graph.graph.nodes:
         tags = getattr(node.target, "tags", ())
-        if torch.Tag.nondeterministic_seeded in tags and _dropout(node) != 0:
-            raise Unsuitable(f"the model draws random numbers of its own, by {node.target}")
         if torch.Tag.dynamic_output_shape in tags and not _indexes_by_numbers(node):
             raise Unsuitable(f"a shape depends on the data, by {node.target}")
     return graph
 
 
-def _dropout(node: fx.Node) -> object:
+class _NothingDrawn(TorchDispatchMode):
+    """Inside, a model that draws random numbers of its own is refused before it has: torch's generators are others',
+    too."""
+
+    supports_higher_order_operators = True
+
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = kwargs or {}
+        tags = getattr(operator, "tags", ())  # those of a higher order have none
+        if torch.Tag.nondeterministic_seeded in tags and _dropout(operator, args, given) != 0:
+            raise Unsuitable(f"the model draws random numbers of its own, by {operator}")
+        return operator(*args, **given)
+
+
+def _dropout(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
     """The probability that an operation such as attention is given; None if it is given none."""
-    arguments = node.target._schema.arguments  # type: ignore[union-attr]  # it is an operator
-    given = {argument.name: argument.default_value for argument in arguments}
-    given |= dict(zip(given, node.args, strict=False)) | node.kwargs
+    given = {argument.name: argument.default_value for argument in operator._schema.arguments}
+    given |= dict(zip(given, args, strict=False)) | kwargs
     return next((value for name, value in given.items() if name.startswith("dropout")), None)
 
 
@@ -66,8 +83,9 @@ def compiled(graph: fx.GraphModule, lanes: Lane) -> Callable[[Lane], object]:
         try:
             with preserved(lanes), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about tf32, which we have decided, and the compiler's own parts
-                run = _COMPILED[key] if key in _COMPILED else torch.compile(graph, fullgraph=True, dynamic=False)
-                run(*pytree.tree_leaves(lanes), *constants)
+                inputs = [*pytree.tree_leaves(lanes), *constants]
+                run = _COMPILED[key] if key in _COMPILED else torch._inductor.compile(graph, inputs)
+                run(*inputs)
             _COMPILED[key] = run
         except Exception as error:  # whatever a compiler may say
             _log.warning("the local step could not be compiled (%s): it runs uncompiled", first_line(error))
