@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 FEDERATED := provision streams federation taking_part server_side client_side restarts defence flare flare_filters processes attacks lora
-ON_GPU := device executors kernels judging
+ON_GPU := device executors kernels judging ahead changing convolutions
 BRIDGED := flower flare_filters people data
 
 .DEFAULT_GOAL := help
@@ -33,7 +33,7 @@ test-federation: $(INSTALLED) ## Test and attack federations of real processes: 
 	$(BIN)/pytest $(FEDERATED:%=tests/test_%.py) -m "" --timeout 300
 
 test-gpu: $(INSTALLED) ## Test what a GPU changes: devices, executors, kernels (needs one; minutes)
-	$(BIN)/pytest $(ON_GPU:%=tests/test_%.py) --timeout 300
+	$(BIN)/pytest -n 8 $(ON_GPU:%=tests/test_%.py) --timeout 300
 
 test-wheel: $(INSTALLED) ## Build the wheel and the sdist, install each into an empty environment, and run it (a minute)
 	$(BIN)/pip install --quiet --disable-pip-version-check 'setuptools>=77'

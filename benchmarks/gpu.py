@@ -5,26 +5,32 @@ in pfl    the same in pfl itself, where that can be imported
 fashion-300, fashion-20
           Fashion-MNIST CNN, K=10, batches of 100, QuAFL with 4 bits: n=300, s=30, and n=20, s=5
 resnet    CIFAR-10 ResNet20, n=20, s=10, K=10, batches of 64, augmentation, QuAFL with 4 bits, bfloat16
-choice    which executor "auto" chooses for fashion-20, with an empty cache
+group     fashion-300 and resnet with group norm, and ResNet20 with n=300, s=30
+first     how long `quafl run` takes until its first evaluation beyond time 0, with empty caches and with warm ones
 memory    GPU memory of n=300 ResNet20 clients, and how many fit
 accuracy 0, accuracy 1
           pfl's job for 1,500 rounds, with those seeds
 
 Local steps a second are steps that were drawn, in whole rounds: clients, codec, server. Beside them the executor alone,
-and a bare loop over a single model in torch. All settings are compiled at once, each in a process of its own, and then
-measured one after another.
+a bare loop over a single model in torch, and whole rounds on a slow host: the process is held to one core, which it
+shares with one that spins. All settings are compiled at once, each in a process of its own, and then measured one after
+another.
 """
 
 import json
 import logging
+import os
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from time import perf_counter
+from tempfile import TemporaryDirectory
+from time import perf_counter, sleep
 from typing import Any
 
 import pfl_job
@@ -89,11 +95,16 @@ def both(data: Any) -> tuple[Data, Data]:
 
 
 def fashion(
-    clients: int, sampled: int, asked: float = 0, precision: Precision = "float32", executor: str = "graph"
+    clients: int,
+    sampled: int,
+    asked: float,
+    precision: Precision,
+    executor: str = "graph",
+    norm: models.Norm = "batch",
 ) -> Bench:
     return Bench(
-        title=f"Fashion-MNIST CNN, n={clients}, s={sampled}, K=10, batch 100, QuAFL b=4, {precision}",
-        module=models.cnn,
+        title=f"Fashion-MNIST CNN, {norm} norm, n={clients}, s={sampled}, K=10, batch 100, QuAFL b=4, {precision}",
+        module=partial(models.cnn, norm=norm),
         data=lambda: both(fashion_mnist()),
         clients=clients,
         algorithm=QuAFL(sampled=sampled, local_steps=10, wait=10.0),
@@ -108,10 +119,10 @@ def fashion(
     )
 
 
-def resnet(clients: int, sampled: int, asked: float, precision: Precision = "bfloat16") -> Bench:
+def resnet(clients: int, sampled: int, asked: float, norm: models.Norm = "batch") -> Bench:
     return Bench(
-        title=f"CIFAR-10 ResNet20, n={clients}, s={sampled}, K=10, batch 64, augmentation, QuAFL b=4, {precision}",
-        module=models.resnet20,
+        title=f"CIFAR-10 ResNet20, {norm} norm, n={clients}, s={sampled}, K=10, batch 64, QuAFL b=4, bfloat16",
+        module=partial(models.resnet20, norm=norm),
         data=lambda: both(cifar10()),
         clients=clients,
         algorithm=QuAFL(sampled=sampled, local_steps=10, wait=10.0),
@@ -121,13 +132,13 @@ def resnet(clients: int, sampled: int, asked: float, precision: Precision = "bfl
         batch=64,
         rounds=400 // sampled,
         asked=asked,
-        executor="graph",
+        executor="vectorised",
         augment=crop_and_flip,
-        precision=precision,
+        precision="bfloat16",
     )
 
 
-def pfl(precision: Precision) -> Bench:
+def pfl(precision: Precision, asked: float) -> Bench:
     return Bench(
         title=f"pfl-research's CIFAR-10 job, FedAvg, {precision}",
         module=lambda: pfl_job.network(0),
@@ -139,21 +150,29 @@ def pfl(precision: Precision) -> Bench:
         bare=lambda module: torch.optim.SGD(module.parameters(), lr=pfl_job.LR),
         batch=pfl_job.BATCH,
         rounds=100,
-        asked=12_000,
+        asked=asked,
         executor="vectorised",
         precision=precision,
     )
 
 
 BENCHES: dict[str, list[Callable[[], Bench]]] = {
-    "pfl": [partial(pfl, precision) for precision in ("tf32", "float32")],
-    "fashion-300": [partial(fashion, 300, 30, 5000, p, executor="vectorised") for p in ("bfloat16", "float32")],
-    "fashion-20": [partial(fashion, 20, 5, 3000, precision) for precision in ("bfloat16", "tf32", "float32")],
-    "resnet": [partial(resnet, 20, 10, 1500, "bfloat16")],
+    "pfl": [partial(pfl, "tf32", 16_000), partial(pfl, "float32", 0)],
+    "fashion-300": [
+        partial(fashion, 300, 30, 7000, "bfloat16", "vectorised"),
+        partial(fashion, 300, 30, 0, "float32", "vectorised"),
+    ],
+    "fashion-20": [partial(fashion, 20, 5, *one) for one in ((4500, "bfloat16"), (0, "tf32"), (0, "float32"))],
+    "resnet": [partial(resnet, 20, 10, 2000)],
+    "group": [
+        partial(fashion, 300, 30, 0, "bfloat16", "vectorised", "group"),
+        partial(resnet, 20, 10, 0, "group"),
+        partial(resnet, 300, 30, 0, "group"),
+    ],
 }
 
 
-PARTS = [*BENCHES, "in pfl", "choice", "memory", "accuracy 0", "accuracy 1"]
+PARTS = [*BENCHES, "in pfl", "first", "memory", "accuracy 0", "accuracy 1"]
 
 
 def measured(parts: list[str]) -> dict[str, list[dict[str, Any]]]:
@@ -162,7 +181,11 @@ def measured(parts: list[str]) -> dict[str, list[dict[str, Any]]]:
     if not names:
         return {}
     context = get_context("spawn")
-    ready, turn, found = context.Barrier(len(names)), context.Lock(), context.Queue()
+    ready, turn, found = (
+        context.Barrier(len(names)),
+        context.Lock(),
+        context.Queue(),
+    )  # no one ends beside another's turn
     workers = [context.Process(target=measure, args=(*name, ready, turn, found)) for name in names]
     for worker in workers:
         worker.start()
@@ -174,10 +197,9 @@ def measured(parts: list[str]) -> dict[str, list[dict[str, Any]]]:
 
 def measure(part: str, number: int, ready: Any, turn: Any, found: Any) -> None:
     """The speeds of one setting."""
-    result: dict[str, Any] = {}
+    bench, result = BENCHES[part][number](), dict[str, Any]()
     try:
         quiet()
-        bench = BENCHES[part][number]()
         result["setting"] = bench.title
         task = bench.task()
         began = perf_counter()
@@ -186,24 +208,32 @@ def measure(part: str, number: int, ready: Any, turn: Any, found: Any) -> None:
         rounds = iter(simulation)
         for _ in range(bench.clients // bench.algorithm.sampled + 3):  # until nearly everybody has been contacted
             next(rounds)
-        ready.wait(600)
-        with turn:
-            result |= speeds(bench, task, simulation, rounds)
-    except BaseException as error:
-        ready.abort()
+    except Exception as error:
         result["failed"] = repr(error)
-        raise
-    finally:
-        print(json.dumps(result, indent=2), flush=True)
-        found.put(((part, number), result))
+    try:
+        ready.wait(600)
+        if "failed" not in result:
+            with turn:
+                result |= speeds(bench, task, simulation, rounds)
+    except Exception as error:
+        result["failed"] = repr(error)
+    print(json.dumps(result, indent=2), flush=True)
+    found.put(((part, number), result))
+    ready.wait()  # until all have had their turn
 
 
 def speeds(bench: Bench, task: Supervised, simulation: Simulation, rounds: Any) -> dict[str, Any]:
-    next(rounds)
-    whole = rate(lambda: [next(rounds) for _ in range(bench.rounds)], lambda: simulation._fleet.totals.steps)
+    def some() -> float:
+        next(rounds)
+        return rate(lambda: [next(rounds) for _ in range(bench.rounds)], lambda: simulation._fleet.totals.steps)
+
+    whole = some()
+    with slow_host():
+        slowly = some()
     return {
         "executor": simulation.executor,
         "local steps a second": whole,
+        "on a slow host": slowly,
         "asked": bench.asked,
         "executor alone, the same steps": executor_alone(bench, task, simulation, rounds),
         "bare loop": bare_loop(bench, task),
@@ -213,16 +243,48 @@ def speeds(bench: Bench, task: Supervised, simulation: Simulation, rounds: Any) 
     }
 
 
-def choice() -> dict[str, Any]:
-    """What "auto" chooses, and how long that takes the first time and the second."""
-    bench = replace(fashion(20, 5, precision="bfloat16"), executor="auto")
-    task = bench.task()
-    taken, found = [], []
-    for _ in range(2):
-        began = perf_counter()
-        found.append(bench.simulation(task).executor)
-        taken.append(perf_counter() - began)
-    return {"setting": bench.title, "executor": found, "seconds": taken}
+@contextmanager
+def slow_host() -> Iterator[None]:
+    """All threads of this process share one core with a process that spins."""
+    before, core = os.sched_getaffinity(0), {min(os.sched_getaffinity(0))}
+    hold = f"import os; os.sched_setaffinity(0, {core})"
+    spins = subprocess.Popen([sys.executable, "-c", f"{hold}\nwhile True: pass"])
+
+    def held_to(cores: set[int]) -> None:
+        for thread in Path("/proc/self/task").iterdir():
+            os.sched_setaffinity(int(thread.name), cores)
+
+    try:
+        held_to(core)
+        sleep(0.5)  # until it spins
+        yield
+    finally:
+        held_to(before)
+        spins.kill()
+        spins.wait()
+
+
+FIRST = ["fashion-mnist", "--only", "QuAFL", "--set", "run.device=cuda", "--set", "run.precision=bfloat16"]
+
+
+def first() -> dict[str, Any]:
+    """Seconds from a command to its first row beyond time 0, and who took the steps until its end."""
+    found: dict[str, Any] = {"command": " ".join(["quafl", "run", *FIRST])}
+    with TemporaryDirectory() as folder:
+        caches = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "XDG_CACHE_HOME")
+        env = os.environ | {name: str(Path(folder, name)) for name in caches}
+        for cache in "empty", "warm":
+            out, began, row = Path(folder, cache), perf_counter(), None
+            command = [sys.executable, "-m", "quafl.cli", "run", *FIRST, "--set", "run.until=2000", "--out", str(out)]
+            with subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL) as run:
+                while run.poll() is None:
+                    rows = next(out.rglob("rows-seed0.csv"), None)
+                    if row is None and rows is not None and len(rows.read_text().splitlines()) > 2:
+                        row = perf_counter() - began
+                    sleep(0.02)
+            (made,) = out.rglob("versions.json")
+            found[cache] = {"first row": row, "whole": perf_counter() - began} | json.loads(made.read_text())
+    return found
 
 
 def profile(simulation: Simulation, rounds: Any) -> dict[str, float]:
@@ -241,7 +303,7 @@ def profile(simulation: Simulation, rounds: Any) -> dict[str, float]:
 
         return run
 
-    parts = [(fleet.crew, "execute", "local steps"), (Coder, "pack", "encode"), (Coder, "unpack", "decode")]
+    parts = [(fleet.crew, "execute", "local steps"), (Coder, "pack_with", "encode"), (Coder, "unpack", "decode")]
     parts += [(Store, "__getitem__", "clients' states"), (Store, "put", "clients' states")]
     before = [getattr(owner, name) for owner, name, _ in parts]
     for (owner, name, label), function in zip(parts, before, strict=True):
@@ -333,7 +395,7 @@ def memory() -> dict[str, Any]:
 
 def accuracy(seed: int) -> dict[int, float]:
     """pfl's job to its end: accuracy on the test set every 100 rounds."""
-    bench = pfl("tf32")  # torch's default for convolutions, and so pfl's
+    bench = pfl("tf32", 0)  # torch's default for convolutions, and so pfl's
     simulation = bench.simulation(bench.task(seed), seed)
     rounds = iter(simulation)
     next(rounds)
@@ -365,17 +427,19 @@ def page() -> None:
         "[all of it](simulator-gpu.json). Local steps a second",
         "that were drawn, in whole rounds: clients, codec, server; warmed up. Beside them the executor taking the same",
         "steps without messages, clients' states and server, and a bare loop over one model in eager torch. How it",
-        "is done: [speed.md](../speed.md).",
+        "is done: [speed.md](../speed.md). On a slow host: the process is held to one core, half of whose time another",
+        "one takes.",
         "",
-        "| setting | executor | steps/s | asked | of the executor alone | over a bare loop | an evaluation, ms |",
+        "| setting | executor | steps/s | asked | of the executor alone | on a slow host | over a bare loop |",
         "|---|---|---|---|---|---|---|",
     ]
     measured = [row for name in BENCHES for row in found.get(name, []) if "executor" in row]
     for row in measured:
         whole, alone = row["local steps a second"], row["executor alone, the same steps"]
+        asked = f"{row['asked']:,.0f}" if row["asked"] else ""
         lines.append(
-            f"| {row['setting']} | {row['executor']} | {whole:,.0f} | {row['asked']:,.0f} | {whole / alone:.2f} | "
-            f"{whole / row['bare loop']:.0f}× | {row['milliseconds an evaluation']:.1f} |"
+            f"| {row['setting']} | {row['executor']} | {whole:,.0f} | {asked} | {whole / alone:.2f} | "
+            f"{row['on a slow host'] / alone:.2f} | {whole / row['bare loop']:.0f}× |"
         )
     lines += ["", "Where the time of a round goes, in milliseconds, each part waited for:", ""]
     parts = list(dict.fromkeys(part for row in measured for part in row["milliseconds of a round"]))
@@ -412,14 +476,13 @@ def _rest(found: dict[str, Any]) -> list[str]:
             f"{theirs['seed']}; `{theirs['command']}`, {theirs['date']}; [rows]({IN_PFL.name})). The standard error of "
             f"an accuracy on 10,000 pictures is {error:.4f}."
         )
-    if "choice" in found:
-        chosen = found["choice"]
-        first, second = chosen["seconds"]
-        (executor,) = set(chosen["executor"])
-        lines.append(
-            f'- `executor = "auto"` for "{chosen["setting"]}" chose {executor}: {first:.0f} seconds '
-            f"the first time, {second:.0f} the second."
-        )
+    if "first" in found:
+        lines += [
+            f"- `{found['first']['command']}` with {cache} caches: its first evaluation beyond time 0 came "
+            f"{one['first row']:.1f} seconds after the command. Local steps: {one['executor']}."
+            for cache, one in found["first"].items()
+            if cache != "command"
+        ]
     for what, value in found.get("memory", {}).items():
         lines.append(f"- ResNet20, {what}: {value}.")
     return lines
@@ -435,7 +498,7 @@ def main(parts: list[str]) -> None:
     quiet()
     others: dict[str, Callable[[], Any]] = {
         "in pfl": in_pfl,
-        "choice": choice,
+        "first": first,
         "memory": memory,
         "accuracy 0": partial(accuracy, 0),
         "accuracy 1": partial(accuracy, 1),

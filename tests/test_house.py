@@ -43,7 +43,7 @@ FOREIGN = {
     "tasks": {"torch", "numpy", "sklearn", "pooch", "PIL", "rich", "datasets", "flwr_datasets"},
     "record": {"torch", "numpy", "scipy", "matplotlib", "tomli_w"},
     "protocol": {"torch"},
-    "sim": {"torch"},
+    "sim": {"torch", "triton"},
     "deploy": {"torch", "grpc", "nvflare", "cryptography"},
     "rehearsal": {"torch", "rich"},
     "settings": {"torch", "pydantic", "pydantic_core", "tomli_w"},

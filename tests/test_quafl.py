@@ -10,6 +10,7 @@ from torch import Tensor
 from worlds import NEVER, World, steady, world
 
 from quafl.codec import Identity, Lattice
+from quafl.codec.seams import Codec
 from quafl.core import QuAFL
 from quafl.core.client import newcomers
 from quafl.core.conversation import Clients, Look, Sleep, Tell
@@ -233,12 +234,14 @@ def test_each_side_decodes_with_its_own_model_as_the_key() -> None:
     assert w.fleet.totals.refined <= 6
 
 
-def test_the_server_expects_the_distances_measured_and_its_own_step() -> None:
-    w = world(still(2), 2, QuAFL(sampled=2), speeds=NEVER)
+@pytest.mark.parametrize(("codec", "measured"), [(Lattice(bits=16, resolution=0.01), (9 + 16) / 2), (Identity(), 0.0)])
+def test_the_server_expects_its_own_step_and_distances_where_models_are_coded_by_them(
+    codec: Codec, measured: float
+) -> None:
+    w = world(still(2), 2, QuAFL(sampled=2), codec=codec, speeds=NEVER)
     w.scatter(torch.stack((torch.full((D,), 3.0), torch.full((D,), 4.0))))
-    state = w.rounds(1)[0]
-    measured, step = (9 + 16) * D / 2, (7 / 3) ** 2 * D
-    assert state.expected["model"] == pytest.approx((measured + step) ** 0.5)
+    step = (7 / 3) ** 2
+    assert w.rounds(1)[0].expected["model"] == pytest.approx(((measured + step) * D) ** 0.5, rel=1e-3)
 
 
 def test_a_speed_is_told_after_five_contacts() -> None:

@@ -49,11 +49,16 @@ class Coder:
 
     With feedback, what a message leaves out of a vector is given back to its sender. Displacements that the sender's
     algorithm `remembers` as they arrived need none: what is left out of them is in the next one by itself.
+
+    Receivers measure how far its messages are from what they have, if the next ones are to be coded by that.
     """
 
-    def __init__(self, message: type[Message], codec: Codec, *, remembers: bool = False) -> None:
+    def __init__(
+        self, message: type[Message], codec: Codec, *, remembers: bool = False, measures: bool | None = None
+    ) -> None:
         self.message = message
         self.vectors = message.vectors()
+        self.measures = codec.keyed if measures is None else measures
         self._codec = codec
         given_back = [one for one in self.vectors if codec.feedback and not (remembers and one.near is None)]
         self._given_back = {one.name: place for place, one in enumerate(given_back)}
@@ -92,7 +97,7 @@ class Coder:
 
     def in_full(self) -> "Coder":
         """The same messages in full precision: for a receiver that has nothing near them."""
-        return Coder(self.message, Identity())
+        return Coder(self.message, Identity(), measures=self.measures)
 
     def pack(
         self,

@@ -34,9 +34,9 @@ class Identity:
         exact: Tensor | None = None,
     ) -> Packet:
         """x itself, not a copy where it is float32 already."""
-        check_finite(x)
+        check_finite(x, exact)
         symbols = x.to(torch.float32).contiguous().view(torch.int32)
-        return make_packet(x, IDENTITY, self.bits, 0, symbols, exact=exact)
+        return make_packet(x, IDENTITY, self.bits, 0, symbols, exact=exact, checked=True)
 
     def refine(self, x: Model, request: Packet) -> Packet:
         """Nothing fails, so there is nothing to add."""

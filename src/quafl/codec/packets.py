@@ -10,7 +10,7 @@ from quafl.codec import hashing
 from quafl.codec.formats import DTYPES
 from quafl.codec.seams import DecodeError, Packet
 from quafl.core.messages import Model
-from quafl.core.pieces import is_finite
+from quafl.core.pieces import is_finite, placed
 
 
 def make_packet(
@@ -25,12 +25,14 @@ def make_packet(
     side: Tensor | None = None,
     seed: Tensor | None = None,
     exact: Tensor | None = None,
+    checked: bool = False,
 ) -> Packet:
-    """A first message about x; what a codec does not use stays empty."""
+    """A first message about x; what a codec does not use stays empty. The exact values must be finite, which may have
+    been `checked` together with other numbers."""
     rows = x.shape[:-1]
     check_dtype(x.dtype)
-    if exact is not None and not is_finite(exact):
-        raise ValueError("the full-precision values have NaN or infinite ones among them; did training diverge?")
+    if not checked:
+        _refuse_infinite(exact, "full-precision values have NaN or infinite ones among them")
     nothing = torch.empty((*rows, 0), device=x.device)
     return Packet(
         codec=codec,
@@ -47,10 +49,16 @@ def make_packet(
     )
 
 
-def check_finite(x: Model) -> None:
-    """A vector with NaN or Inf is the caller's mistake; it must not reach the wire."""
-    if not is_finite(x):
-        raise ValueError("the vector to encode has NaN or infinite coordinates; did training diverge?")
+def check_finite(x: Model, exact: Tensor | None = None) -> None:
+    """Numbers that are NaN or Inf are the caller's mistake; they must not reach the wire."""
+    if not is_finite(x, exact):
+        _refuse_infinite(x, "vector to encode has NaN or infinite coordinates")
+        _refuse_infinite(exact, "full-precision values have NaN or infinite ones among them")
+
+
+def _refuse_infinite(numbers: Tensor | None, what: str) -> None:
+    if not is_finite(numbers):
+        raise ValueError(f"the {what}; did training diverge?")
 
 
 def check_dtype(dtype: torch.dtype, whose: str = "the vector to encode") -> None:
@@ -93,8 +101,8 @@ class Share(NamedTuple):
 def draw_seeds(x: Model, rng: torch.Generator | Share) -> Tensor:
     """A fresh seed for each row."""
     if isinstance(rng, Share):
-        return torch.randint(2**63 - 1, (rng.total,), generator=rng.generator)[rng.mine].to(x.device)
-    return torch.randint(2**63 - 1, x.shape[:-1], generator=rng, device=rng.device).to(x.device)
+        return placed(torch.randint(2**63 - 1, (rng.total,), generator=rng.generator)[rng.mine], x.device)
+    return placed(torch.randint(2**63 - 1, x.shape[:-1], generator=rng, device=rng.device), x.device)
 
 
 def draw_words(x: Model, rng: torch.Generator) -> Tensor:

@@ -98,7 +98,8 @@ class Codec(Protocol):
     def encode(
         self, x: Model, rng: torch.Generator, *, distance: Tensor | float | None = None, exact: Tensor | None = None
     ) -> Packet:
-        """A fresh message; `distance` is the sender's estimate of ‖x − the receiver's key‖. To serve
+        """A fresh message; `distance` is the sender's estimate of ‖x − the receiver's key‖, where the codec is
+        `keyed`: else receivers do not measure it. To serve
         `run.workers`, where some rows are encoded apart from the others, draw by `codec.packets.draw_seeds(x, rng)`."""
 
     def refine(self, x: Model, request: Packet) -> Packet:

@@ -12,6 +12,7 @@ from quafl.core.client import begin
 from quafl.core.conversation import Want
 from quafl.core.defence import Defence
 from quafl.core.messages import Message, Model, own, vector
+from quafl.core.pieces import placed
 from quafl.core.seams import ClientState, Counts, Ids, ServerState
 from quafl.core.server import Turn, next_arrival
 from quafl.core.structs import Struct
@@ -80,7 +81,7 @@ def gather(
         turn: Turn = yield from next_arrival(server, down, asked, patience)
         asked, there, replies = turn.asked, len(turn.clients.present), turn.replies
         ages = server.round - replies.round
-        weight = weigh(ages).unsqueeze(-1).to(replies.up.displacement.device)
+        weight = placed(weigh(ages).unsqueeze(-1), replies.up.displacement.device)
         weighed = replace(replies.up, displacement=weight * replies.up.displacement)
         buffer = _put(buffer, Gathered(replies.senders, weighed, replies.distances, ages), alone=defence.bounded)
         full = len(buffer) >= (max(1, min(places, there)) if defence.bounded else places)

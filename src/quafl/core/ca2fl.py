@@ -17,7 +17,7 @@ from quafl.core.buffer import Down, Filling, Gathered, Up, gather
 from quafl.core.conversation import Round
 from quafl.core.defence import NO_DEFENCE, Defence
 from quafl.core.messages import Buffers, Model
-from quafl.core.pieces import zeros
+from quafl.core.pieces import placed, zeros
 from quafl.core.randomness import Generators
 from quafl.core.seams import ClientState, Records
 from quafl.core.server import check_server_lr, check_settings, proceed
@@ -64,7 +64,7 @@ class CA2FL(buffer.Clients):
         """x_{t+1} = x_t − η v_t with v_t = h_t + 1/M Σ (Δ_i − h^i_t) and h_t = 1/n Σ h^i_t; then h^i_{t+1} = Δ_i for
         those that have arrived (lines 12-15)."""
         held = self.defence.hold(server, gathered, {"displacement": zeros(server.model)}, there)
-        arrived, senders = held.up.displacement, gathered.senders.to(server.model.device)
+        arrived, senders = held.up.displacement, placed(gathered.senders, server.model.device)
         cache = torch.cat((server.cache, server.model.new_zeros(size - len(server.cache), len(server.model))))
         step = cache.mean(dim=0) + (arrived - cache[senders]).mean(dim=0)
         last = {client: row for row, client in enumerate(gathered.senders.tolist())}  # of several, the latest

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from quafl.core.messages import Buffers, Heard, Message, Model
-from quafl.core.pieces import distance, zeros
+from quafl.core.pieces import distance, length, placed, zeros
+from quafl.core.questions import is_right
 from quafl.core.seams import Algorithm, Batch, ClientState, Counts, Direction, Ids, Optimizer, Task, examples_of
 
 Client = TypeVar("Client", bound=ClientState)
@@ -44,7 +45,7 @@ def local_step(
     if optimizer.rate != 1:
         displacement = optimizer.rate * displacement
     if optimizer.factor is not None:
-        displacement = optimizer.factor(client.round).unsqueeze(-1).to(displacement.device) * displacement
+        displacement = placed(optimizer.factor(client.round).unsqueeze(-1), displacement.device) * displacement
     return replace(
         client,
         progress=client.progress + displacement,
@@ -115,10 +116,12 @@ def speak(algorithm: Algorithm, optimizer: Optimizer, clients: Any, down: Messag
     what it has done, and goes on from its base. Nor does one that has taken no step, if that is nothing to speak of."""
     up, after = algorithm.answer(clients, down)
     away = {one.name: _away(getattr(up, one.name), one.near, down) for one in up.vectors()}
-    finite = up.statistics.isfinite().all(dim=-1)
-    for reach in away.values():
-        finite = finite & reach.isfinite()
-    sound = finite.cpu()
+    ends = up.statistics.aminmax(dim=-1) if up.statistics.shape[-1] else ()
+    numbers = torch.stack((*ends, *away.values()))
+    if is_right(numbers, lambda found: bool(torch.tensor(found).isfinite().all())):
+        sound = torch.ones(numbers.shape[1:], dtype=torch.bool)
+    else:
+        sound = numbers.cpu().isfinite().all(dim=0)
     answers = sound if algorithm.records.idle else sound & (clients.taken > 0)
     if not sound.all():
         restarted = begin(clients, clients.base, down.statistics, after.budget)
@@ -132,4 +135,4 @@ def speak(algorithm: Algorithm, optimizer: Optimizer, clients: Any, down: Messag
 def _away(vector: Model, near: Any, down: Message) -> Tensor:
     if isinstance(near, Heard):
         return distance(vector, getattr(down, near.name))
-    return distance(vector, zeros(vector))
+    return length(vector)

@@ -17,7 +17,7 @@ from quafl.core.client import begin, stopped
 from quafl.core.conversation import Clients, Look, Round, Sleep
 from quafl.core.defence import NO_DEFENCE, Defence
 from quafl.core.messages import Buffers, Message, Model, heard, own, vector
-from quafl.core.pieces import in_pieces
+from quafl.core.pieces import in_pieces, placed
 from quafl.core.randomness import Generators
 from quafl.core.seams import ClientState, Counts, Records, ServerState
 from quafl.core.server import check_settings, exchange, proceed
@@ -113,7 +113,7 @@ class FAVANO:
         expected = client.expected_steps + (steps - client.expected_steps) / contacts
         busy = client.busy + (moved - client.busy) / contacts
         alpha = expected if self.reweight == "mean" else busy * steps
-        weight = alpha.reciprocal().where(client.taken > 0, 0.0).unsqueeze(-1).to(client.base.device)
+        weight = placed(alpha.reciprocal().where(client.taken > 0, 0.0).unsqueeze(-1), client.base.device)
         up = Up(report=client.base - weight * client.progress, statistics=client.buffers)
         after = begin(client, down.model, down.statistics, self.local_steps)
         return up, replace(after, contacts=contacts, expected_steps=expected, busy=busy)

@@ -15,6 +15,7 @@ from quafl.core.client import begin
 from quafl.core.conversation import Clients, Look, Replies, Round
 from quafl.core.defence import NO_DEFENCE, Defence
 from quafl.core.messages import Buffers, Message, Model, heard, own, vector
+from quafl.core.pieces import placed
 from quafl.core.randomness import Generators
 from quafl.core.seams import ClientState, Counts, Records, ServerState
 from quafl.core.server import check_settings, exchange, mean_or, proceed
@@ -110,4 +111,4 @@ def _normalised_mean(mine: Model, theirs: Model, steps: Tensor) -> Model:
 
 def _steps(replies: Replies) -> Tensor:
     """τ_i, a column; one at least, whatever somebody says."""
-    return replies.steps.clamp(min=1).unsqueeze(-1).to(replies.up.statistics.device)
+    return placed(replies.steps.clamp(min=1).unsqueeze(-1), replies.up.statistics.device)

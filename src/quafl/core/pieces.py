@@ -6,6 +6,8 @@ from math import isfinite
 import torch
 from torch import Tensor
 
+from quafl.core.questions import is_right
+
 PIECE = 2**22  # coordinates
 CACHED = 2**17  # which a processor's cache holds, a few rows of them
 
@@ -27,12 +29,18 @@ def in_pieces(function: Callable[..., Tensor], *rows: Tensor) -> Tensor:
 
 def distance(mine: Tensor, theirs: Tensor) -> Tensor:
     """‖mine − theirs‖ of each row."""
-    if mine.shape[-1] <= PIECE:
-        near: Tensor = (mine - theirs).norm(dim=-1)
-        return near
     pieces = zip(mine.split(PIECE, dim=-1), theirs.split(PIECE, dim=-1), strict=True)
-    far: Tensor = torch.stack([(one - other).norm(dim=-1) for one, other in pieces]).norm(dim=0)
-    return far
+    return _together([(one - other).norm(dim=-1) for one, other in pieces])
+
+
+def length(rows: Tensor) -> Tensor:
+    """‖row‖ of each."""
+    return _together([piece.norm(dim=-1) for piece in rows.split(PIECE, dim=-1)])
+
+
+def _together(lengths: list[Tensor]) -> Tensor:
+    """Of rows, from those of their pieces."""
+    return lengths[0] if len(lengths) == 1 else torch.stack(lengths).norm(dim=0)
 
 
 def weighted_sum(weights: Tensor, rows: Tensor) -> Tensor:
@@ -41,9 +49,17 @@ def weighted_sum(weights: Tensor, rows: Tensor) -> Tensor:
     return in_pieces(lambda rows: weights @ rows, rows)
 
 
-def is_finite(x: Tensor) -> bool:
-    """Whether all of it is; in one pass that keeps nothing."""
-    return x.numel() == 0 or all(map(isfinite, torch.stack(x.aminmax()).tolist()))
+def is_finite(*vectors: Tensor | None) -> bool:
+    """Whether all of them are, where there are some; in one pass that keeps nothing."""
+    some = [x for x in vectors if x is not None and x.numel()]
+    widest = torch.float64 if any(x.dtype == torch.float64 for x in some) else torch.float32
+    ends = [end.to(widest) for x in some for end in x.aminmax()]
+    return not ends or is_right(torch.stack(ends), lambda found: all(map(isfinite, found)))
+
+
+def placed(tensor: Tensor, device: torch.device) -> Tensor:
+    """On that device. The way from the host to a GPU is not waited for."""
+    return tensor.to(device, non_blocking=tensor.device.type == "cpu")
 
 
 def zeros(model: Tensor) -> Tensor:

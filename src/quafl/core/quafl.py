@@ -15,7 +15,7 @@ from quafl.core.client import begin, stopped
 from quafl.core.conversation import Clients, Look, Round, Sleep
 from quafl.core.defence import NO_DEFENCE, Defence
 from quafl.core.messages import Buffers, Message, Model, heard, number, own, vector
-from quafl.core.pieces import in_pieces, lengthened
+from quafl.core.pieces import in_pieces, lengthened, placed
 from quafl.core.randomness import Generators
 from quafl.core.seams import ClientState, Counts, Records, ServerState
 from quafl.core.server import check_settings, exchange, mean_or, proceed
@@ -163,7 +163,7 @@ class QuAFL:
             return client.base - client.progress
         damping = (client.expected_steps.reciprocal() * down.slowest).clamp(max=1.0)
         damping = damping.where(client.contacts >= SETTLED, 1.0)
-        return client.base - damping.unsqueeze(-1).to(client.base.device) * client.progress
+        return client.base - placed(damping.unsqueeze(-1), client.base.device) * client.progress
 
     def lost(self, client: Client, up: Up) -> Client:
         """The server has not moved: the client goes back to its Y^i, so that the mean of all models stays."""

@@ -50,7 +50,8 @@ class ServerState(Struct):
     model: Model  # X_t
     buffers: Buffers
     round: int = 0  # t
-    expected: Mapping[str, float] = field(default_factory=dict)  # how far a vector sent down will be from the client's
+    # How far a vector sent down will be from the client's; within a simulation, as a device has it.
+    expected: Mapping[str, float | Tensor] = field(default_factory=dict)
     votes: Mapping[str, Tensor] = field(default_factory=dict)  # of the defence
 
 

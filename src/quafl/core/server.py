@@ -13,6 +13,7 @@ from quafl.core.checks import check_positive, check_whole
 from quafl.core.conversation import Await, Clients, Look, Replies, Tell, Want
 from quafl.core.messages import Message, Own
 from quafl.core.pieces import distance, lengthened
+from quafl.core.questions import number
 from quafl.core.randomness import Generators
 from quafl.core.seams import Ids, ServerState
 
@@ -87,7 +88,7 @@ def proceed(server: Server, distances: Mapping[str, Tensor], **changes: Any) -> 
     """
     after = replace(server, round=server.round + 1, **changes)
     expected = {
-        name: float((told.square().mean() + distance(getattr(after, name), getattr(server, name)).square()).sqrt())
+        name: number((told.square().mean() + distance(getattr(after, name), getattr(server, name)).square()).sqrt())
         for name, told in distances.items()
         if len(told)
     }

@@ -440,7 +440,8 @@ class ClientSide(Machine):
             before = self._newcomer(model_of(hearing.down)[0], hearing.down.statistics, terms, steps)
             for up in self._to_apply:
                 before = _remembering(terms, before, up)
-            hearing = measured(hearing.down, hearing.noise, before)
+            if terms.coders.down.measures:
+                hearing = measured(hearing.down, hearing.noise, before)
         before = counted(before, self._task, torch.zeros(1, dtype=torch.int64))
         heard = listen(terms.algorithm, terms.optimizer, before, hearing.down, contact.round)
         if int(heard.taken) >= int(heard.budget):

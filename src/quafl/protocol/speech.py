@@ -12,7 +12,7 @@ from quafl.codec.coders import Beside, Coder, Coders, Parcel, RefineVector
 from quafl.codec.seams import Packet
 from quafl.core.client import Said
 from quafl.core.messages import Heard, Message, Own, Vector
-from quafl.core.pieces import distance, zeros
+from quafl.core.pieces import distance, placed, zeros
 
 
 class Hearing(NamedTuple):
@@ -26,7 +26,11 @@ class Hearing(NamedTuple):
 def decode_down(coder: Coder, parcel: Parcel, clients: Any, refine: RefineVector | Beside | None) -> Hearing:
     """The server's message, decoded with what each client alone has (client, line 5)."""
     keys = {one.name: _own(one, clients) for one in coder.vectors}
-    return measured(coder.unpack(parcel, keys, refine), coder.noise(parcel), clients)
+    down, noise = coder.unpack(parcel, keys, refine), coder.noise(parcel)
+    if coder.measures:
+        return measured(down, noise, clients)
+    nothing = clients.base.new_zeros(len(clients.base))
+    return Hearing(down, {one.name: nothing for one in down.vectors() if isinstance(one.near, Own)}, noise)
 
 
 def measured(down: Message, noise: Mapping[str, Tensor], clients: Any) -> Hearing:
@@ -85,9 +89,9 @@ def encode_up(
 
     gaps = {one.name: gap(one) for one in coders.up.vectors}
     before, rows = said.clients.left_out, said.answers.nonzero().squeeze(-1)
-    mine = tuple(vectors[rows] for vectors in before)
+    mine = tuple(vectors[placed(rows, vectors.device)] for vectors in before)
     parcel, left = coders.up.pack_with(mine, said.up, rng, gaps, heard=hearing.down, name=name)
-    after = tuple(old.index_copy(0, rows.to(old.device), new) for old, new in zip(before, left, strict=True))
+    after = tuple(old.index_copy(0, placed(rows, old.device), new) for old, new in zip(before, left, strict=True))
     return parcel, replace(said.clients, left_out=after)
 
 

@@ -6,6 +6,7 @@ from math import expm1, inf, isfinite
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from quafl.core.judgement import across, weighted
 from quafl.core.messages import Buffers, Model
@@ -46,6 +47,12 @@ class Best(NamedTuple):
     shown: Standing
 
 
+def is_sound(server: ServerState) -> bool:
+    """Whether its numbers are finite."""
+    known = [far for far in server.expected.values() if not isinstance(far, Tensor)]
+    return all(map(isfinite, known)) and is_finite(server.model, server.buffers)
+
+
 class Evaluations:
     """Every so much time there is one. The best model is the one with the highest `metric`, or lowest; or with the
     lowest loss where the task does not have the usual metric, and the run does not `stop` at a value of it. `trains`:
@@ -77,10 +84,9 @@ class Evaluations:
         self._task, self._every, self._seed, self._trains, self._stops = task, every, seed, trains, stops
         self._metric, self._lower_is_better, self._average = metric, lower_is_better, average
 
-    def reach(self, time: float, server: ServerState) -> None:
-        """A round is over; Diverged, if the model is no longer finite."""
-        finite = all(map(isfinite, server.expected.values()))
-        if not (finite and is_finite(server.model) and is_finite(server.buffers)):
+    def reach(self, time: float, server: ServerState, *, checked: bool = False) -> None:
+        """A round is over; Diverged, if the model is no longer finite and that has not been looked at."""
+        if not (checked or is_sound(server)):
             raise Diverged(f"in round {server.round} the server's model is not finite; try a smaller lr")
         model, buffers = server.model, server.buffers
         if self._average:

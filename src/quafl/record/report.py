@@ -219,7 +219,7 @@ def _provenance(versions: dict[str, str]) -> str:
 def _settings(curve: Curve) -> str:
     text = tomli_w.dumps(curve.settings)
     made = curve.versions
-    how = f"Gradients in {made['precision']}, local steps {made['executor']}." if "executor" in made else ""
+    how = f"Gradients in {made['precision']}; local steps: {made['executor']}." if "executor" in made else ""
     return (
         f'<details><summary>{escape(curve.label)}</summary><p class="small">{escape(how)}</p>'
         f"<pre>{escape(text)}</pre></details>"

@@ -18,6 +18,7 @@ from quafl.record.summary import RecordError, RunError
 from quafl.run.versions import OWN, joined, versions
 from quafl.settings.world import Run
 from quafl.sim import Diverged, Simulation
+from quafl.sim.executors.changing import SO_FAR, at_once
 from quafl.sim.fleet import Placing
 from quafl.sim.spread import Lost
 
@@ -90,7 +91,8 @@ def compute(
     lost, since = 0, None
     while True:
         try:
-            with hire(job.settings, job.seed, _before(job.checkpoint)[0]) as spread:
+            executor = at_once(_before(job.checkpoint)[0] or job.settings.run.executor)  # all have the same
+            with hire(job.settings, job.seed, executor) as spread:
                 return _compute(job, on_news, stopping, spread)
         except Lost as error:
             saved = job.checkpoint.stat().st_mtime_ns if job.checkpoint.exists() else None
@@ -110,13 +112,19 @@ def _compute(
     task, simulation = job.settings.simulation(job.seed, executor, spread)
     device, run = simulation.server.model.device, job.settings.run
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    here, how = versions(), {"device": name, "executor": simulation.executor, "precision": run.precision}
+    here, how = versions(), {"device": name, "precision": run.precision}
     settings = job.settings.only(job.seed).to_toml()
     made_with = {"settings": settings, "quafl": here["quafl"], "torch": here["torch"], "format": FORMAT, **how}
     computed = {**how, "code": here["code"], "date": here["date"], **own_code(job.settings)}
+
+    def by_now(facts: dict[str, str]) -> dict[str, str]:
+        """The executor may have changed; its name tells of all sittings."""
+        return {**facts, "executor": simulation.executor}
+
     if checkpoint.exists():
         computed = joined(sittings, computed)
-        take_up(checkpoint, simulation, made_with)
+        free = SO_FAR.fullmatch(executor or "")  # to change
+        take_up(checkpoint, simulation, made_with if free else by_now(made_with))
         on_news(simulation.rows[-1])
     due = monotonic() + job.checkpoint_seconds
     try:
@@ -126,7 +134,8 @@ def _compute(
             stop = stopping()
             if stop or monotonic() > due:
                 saving = monotonic()
-                state = {"made_with": made_with, "computed": computed, "simulation": simulation.state()}
+                state = simulation.state()  # first: what it still has to compute is computed by the executor
+                state = {"made_with": by_now(made_with), "computed": by_now(computed), "simulation": state}
                 checkpoints.save(checkpoint, {**state, "seconds": saving - began})
                 due = monotonic() + max(job.checkpoint_seconds, (monotonic() - saving) / CHECKPOINT_SHARE)
             if stop:
@@ -135,7 +144,7 @@ def _compute(
         trouble = f"training diverged: {error}; its rows so far are kept, try a smaller lr"
     last, best = (task.export(shown.model, shown.buffers) for shown in (simulation.last, simulation.best))
     models: dict[Which, dict[str, Tensor]] = {"last": last, "best": best}
-    return Outcome(simulation.rows, models, trouble, computed, monotonic() - began, simulation.clients)
+    return Outcome(simulation.rows, models, trouble, by_now(computed), monotonic() - began, simulation.clients)
 
 
 def _before(checkpoint: Path) -> tuple[str | None, float, dict[str, str]]:

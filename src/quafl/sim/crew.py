@@ -16,7 +16,7 @@ from quafl.core.messages import Message
 from quafl.core.seams import Algorithm, Counts, Ids, Optimizer, Task
 from quafl.core.structs import Struct
 from quafl.protocol.speech import Hearing, decode_down, encode_up, only, understood
-from quafl.sim.executors import Executor
+from quafl.sim.executors import Changing, Executor
 from quafl.sim.store import Store
 
 
@@ -84,6 +84,9 @@ class Contacts(Protocol):
 
     def say(self, number: int, rng: torch.Generator, *, at_once: bool) -> Words:
         """Their answers, a row for each client that answers. The clients are then what they become."""
+
+    def said(self, ids: Ids) -> Message | None:
+        """Those clients' last answers in full precision, a row each; None, where they are elsewhere."""
 
     def refine(self, client: int, place: int, request: Packet) -> Packet:
         """The server asks for more bits of a vector of the client's last answer."""
@@ -170,8 +173,8 @@ class Crew:
         said = {row: self._said.pop(client) for row, client in enumerate(ids.tolist()) if client in self._said}
         if not said:
             return clients
-        rows, ups = list(said), self._algorithm.records.up.gather([(one.up, one.row) for one in said.values()])
-        return clients.with_rows(torch.tensor(rows), self._algorithm.lost(clients[rows], ups))
+        rows = list(said)
+        return clients.with_rows(torch.tensor(rows), self._algorithm.lost(clients[rows], self._ups(said.values())))
 
     def compute(self, groups: Sequence[Sequence[int]]) -> Iterator[Voices]:
         """See Contacts."""
@@ -205,6 +208,10 @@ class Crew:
         self._said |= {client: _Said(said.up, row, parcel) for row, client in answering}
         return Words(parcel, said.steps, hearing.measured)
 
+    def said(self, ids: Ids) -> Message:
+        """See Contacts."""
+        return self._ups([self._said[client] for client in ids.tolist()])
+
     def refine(self, client: int, place: int, request: Packet) -> Packet:
         """See Contacts."""
         said = self._said[client]
@@ -236,13 +243,29 @@ class Crew:
 
     def _as_taken(self, said: Sequence[_Said]) -> Message:
         """Those answers, as far as their clients know how the server has decoded them."""
-        ups = self._algorithm.records.up.gather([(one.up, one.row) for one in said])
         parcel = Parcel.gather([(one.parcel, one.row) for one in said])
-        return understood(self._coders.up, ups, parcel)[0]
+        return understood(self._coders.up, self._ups(said), parcel)[0]
+
+    def _ups(self, said: Iterable[_Said]) -> Message:
+        """Those answers in full precision, a row each."""
+        ups: Message = self._algorithm.records.up.gather([(one.up, one.row) for one in said])
+        return ups
 
     def everybody(self) -> Store:
         """See Contacts."""
         return self.store
+
+    def mark(self) -> tuple[Any, ...]:
+        """For `back`, while nobody has been asked anything."""
+        return self.store.mark(), dict(self._said), self.execute.mark() if isinstance(self.execute, Changing) else 0
+
+    def back(self, mark: tuple[Any, ...]) -> None:
+        """As it was at the mark."""
+        self._contacted, self._speaking = {}, {}
+        clients, self._said, taken = mark
+        self.store.back(clients)
+        if isinstance(self.execute, Changing):
+            self.execute.back(taken)
 
     def state(self) -> dict[str, Any]:
         """See Contacts."""

@@ -5,6 +5,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import chain
 from math import inf
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -12,23 +13,24 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from quafl.codec.coders import Coders
+from quafl.codec.coders import Beside, Coders
 from quafl.codec.seams import Packet
 from quafl.core.client import newcomers
 from quafl.core.conversation import Await, Clients, Look, Replies, Round, Sleep, Tell, Want
 from quafl.core.messages import Message
 from quafl.core.pieces import zeros
+from quafl.core.questions import Questions, when_read
 from quafl.core.randomness import Generators
 from quafl.core.seams import Algorithm, Counts, Ids, Optimizer, ServerState, Task, Totals
 from quafl.core.server import keyed
 from quafl.protocol.speech import as_heard, keys_up
 from quafl.record.evaluations import Diverged
 from quafl.sim.clock import VirtualClock
-from quafl.sim.crew import Contact, Contacts, Crew, Telling, Words
+from quafl.sim.crew import Contact, Contacts, Crew, Repair, Telling, Words
 from quafl.sim.executors import Choice
 from quafl.sim.link import Link
 from quafl.sim.speeds import Speeds
-from quafl.sim.store import Store
+from quafl.sim.store import MANY, Store
 from quafl.sim.traffic import Sent, Told, Traffic, Trip
 
 _log = logging.getLogger(__name__)
@@ -36,8 +38,17 @@ Server = TypeVar("Server", bound=ServerState)
 Placing: TypeAlias = Callable[[Store], Contacts]  # of a store of newcomers, clients that are elsewhere
 # Coordinates: clients are contacted in groups whose models stay in a processor's cache, or in a fraction of a GPU.
 TOGETHER = defaultdict(lambda: 2**20, cuda=2**28)
+AHEAD = defaultdict(bool, cuda=True)  # where rounds are begun before it is known that the one before went well
 SLOW = 0.5  # of the fastest client's speed
 GOLDEN = (5**0.5 - 1) / 2  # its multiples are spread evenly, however many there are
+
+
+class Mark(NamedTuple):
+    """Where a fleet stood."""
+
+    totals: Totals
+    mine: tuple[Any, ...]
+    others: tuple[Any, ...]
 
 
 class _Waiting(NamedTuple):
@@ -116,6 +127,8 @@ class SimulatedFleet:
         self._algorithm, self._coders = algorithm, coders
         self._clock, self._speeds, self._rng = clock, speeds, rng
         self._link, self._unreachable = link, unreachable
+        few = memory == inf and self.size < MANY
+        self._takes_back = AHEAD[somebody.base.device.type] and few and link.weightless
 
         def typical() -> Counts:
             """Steps that each client may have to take when it is contacted."""
@@ -231,12 +244,7 @@ class SimulatedFleet:
     def _contact(self, answers: Sequence[Sent], contacts: Sequence[Contact], telling: Telling) -> None:
         """Clients hear the message, and answer at once, or when they have taken more steps."""
         for sent, contact, repairs in zip(answers, contacts, self.crew.contact(contacts, telling), strict=True):
-            for repair in repairs:
-                self.totals.refined += repair.first
-                self.totals.up += repair.asked
-                self.totals.down += repair.answered
-                sent.up[repair.row] += repair.asked
-                sent.down[repair.row] += repair.answered
+            when_read(partial(self._account_for, repairs, sent))
             one = _Waiting(contact.number, sent)
             if not contact.more.any():
                 self._compute()  # answers are drawn in the order of contacts, however many clients have room
@@ -246,6 +254,15 @@ class SimulatedFleet:
             self._busy.update(sent.sender.tolist())
             if len(self._busy) >= self._patience:
                 self._compute()
+
+    def _account_for(self, repairs: Sequence[Repair], sent: Sent) -> None:
+        """Of the message that these answer."""
+        for repair in repairs:
+            self.totals.refined += repair.first
+            self.totals.up += repair.asked
+            self.totals.down += repair.answered
+            sent.up[repair.row] += repair.asked
+            sent.down[repair.row] += repair.answered
 
     def _compute(self) -> None:
         """The local steps of all who have been asked and have not answered yet, together."""
@@ -327,6 +344,36 @@ class SimulatedFleet:
             self.totals.slow_contacts += 1
             self.totals.slow_idle += idle
 
+    def mark(self) -> Mark | None:
+        """For `back`: where everything stands, if a round that is begun now can be taken back. It cannot where numbers
+        that are put off would be needed to tell the time, or where too much would have to be kept."""
+        if not (self._takes_back and isinstance(self.crew, Crew)) or self._waiting or len(self._traffic):
+            return None
+        mine = self._since.clone(), self._contacts, set(self._named), list(self._failed), self._failures, self._silence
+        others = self._traffic.mark(), self.crew.mark(), self._clock.state(), self._rng.state()
+        return Mark(replace(self.totals), mine, others)
+
+    def back(self, mark: Mark) -> None:
+        """As it was at the mark."""
+        assert isinstance(self.crew, Crew)  # as it was then
+        self.totals, self._waiting, self._busy = mark.totals, [], set()
+        self._since, self._contacts, self._named, self._failed, self._failures, self._silence = mark.mine
+        traffic, crew, clock, rng = mark.others
+        self._traffic.back(traffic)
+        self.crew.back(crew)
+        self._clock.restore(clock)
+        self._rng.restore(rng)
+
+    def settle(self, questions: Questions, after: Mark | None) -> bool:
+        """Whether all was right in a round whose questions were put off; what it has cost is then known, also at a mark
+        that was made after it."""
+        before = asdict(self.totals)
+        right = questions.are_right()
+        if after is not None:
+            for name, count in asdict(self.totals).items():
+                setattr(after.totals, name, getattr(after.totals, name) + count - before[name])
+        return right
+
     def state(self) -> dict[str, Any]:
         """For `restore`."""
         self._compute()
@@ -386,17 +433,23 @@ class SimulatedFleet:
         senders, answer = _gather(arrived)
         spent = torch.zeros(len(arrived), dtype=torch.float64)
 
+        def repaired(place: int, row: int, asked: int, answered: int, sent: int) -> None:
+            self.totals.refined += sent == answer.parcel.packets[place].bits
+            self.totals.down += asked
+            self.totals.up += answered
+            if not self._link.weightless:
+                spent[row] += float(self._link.transfer(senders[row : row + 1], since, asked, answered))
+                self._clock.sleep_until(since + float(spent[row]))  # repairs of different clients go side by side
+
         def refine(place: int, row: int, request: Packet) -> Packet:
             refinement = self.crew.refine(int(senders[row]), place, request)
-            self.totals.refined += request.sent == answer.parcel.packets[place].bits
-            self.totals.down += request.nbytes
-            self.totals.up += refinement.nbytes
-            sender = senders[row : row + 1]
-            spent[row] += float(self._link.transfer(sender, since, request.nbytes, refinement.nbytes))
-            self._clock.sleep_until(since + float(spent[row]))  # repairs of different clients go side by side
+            repaired(place, row, request.nbytes, refinement.nbytes, request.sent)
             return refinement
 
-        up = self._coders.up.unpack(answer.parcel, self._keys(arrived), refine)
+        told = self.crew.said(senders)
+        up = self._coders.up.unpack(
+            answer.parcel, self._keys(arrived), refine if told is None else Beside(told, repaired)
+        )
         self.crew.taken(senders, up)
         return Replies(
             senders=senders,

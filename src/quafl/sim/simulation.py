@@ -1,9 +1,10 @@
 """One simulated run, from its parts to its rows; it can be left and taken up again, bit for bit."""
 
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,17 +12,19 @@ from torch import Tensor
 from quafl.codec.coders import coders_for
 from quafl.codec.seams import Codec, Codecs
 from quafl.core.judgement import judged
+from quafl.core.questions import Questions, put_off
 from quafl.core.randomness import Generators
 from quafl.core.seams import Algorithm, Optimizer, Score, ServerState, Task, Totals
 from quafl.record.diagnostics import mean_model, potential
-from quafl.record.evaluations import Evaluations, Standing
+from quafl.record.evaluations import Evaluations, Standing, is_sound
 from quafl.record.rows import Row, is_as_good
 from quafl.sim.checks import check_parts
 from quafl.sim.clock import VirtualClock
 from quafl.sim.crew import Contacts
-from quafl.sim.fleet import Placing, SimulatedFleet
+from quafl.sim.fleet import Mark, Placing, SimulatedFleet
 from quafl.sim.world import World
 
+_log = logging.getLogger(__name__)
 JUDGES = 1000  # clients that judge, at most; of more, so many that are evenly spread
 MOTIONLESS = 1000  # rounds at the same time, after which a run has no hope of ending
 
@@ -46,6 +49,15 @@ class Plan:
             raise ValueError(f"until is {self.until} and every {self.every}: both must be positive, and until finite")
         if not 0 <= self.average < inf:
             raise ValueError(f"average is {self.average}, must be a time that is not negative, and finite; 0 for none")
+
+
+class _Round(NamedTuple):
+    """A round that has been run, or of which all is under way."""
+
+    server: ServerState  # after it
+    time: float  # likewise
+    mark: Mark | None  # where the fleet stood before it, if it can be taken back
+    questions: Questions | None  # that decide whether it went well, if they were put off
 
 
 class Simulation:
@@ -108,7 +120,9 @@ class Simulation:
         )
         self._spread: dict[str, float] = {}  # of all models, if it is wanted
         self._mean: Tensor | None = None  # μ_t, likewise
-        self._reach(self.server)
+        self._ahead: _Round | None = None  # the round after the last that was reached, if it has been begun
+        self._distrust, self._at_once = 0, 0  # rounds that went wrong in a row, and those that are not begun ahead
+        self._reach(_Round(self.server, self._clock.now(), None, None))
         self._evaluated, self._still = False, 0
 
     @property
@@ -144,6 +158,7 @@ class Simulation:
     @property
     def crew(self) -> Contacts:
         """The clients."""
+        self._take_back()
         return self._fleet.crew
 
     @property
@@ -157,21 +172,65 @@ class Simulation:
         if not self.rows:
             yield self._evaluate()
         while not self._is_good_enough():
-            before = self._clock.now()
-            state = self._fleet.run(self._algorithm.round(self.server, self._rng))
-            self._still = self._still + 1 if self._clock.now() == before else 0
+            done = self._next()
+            self._still = self._still + 1 if done.time == self.time else 0
             if self._still == MOTIONLESS:
                 raise ValueError(
                     f"{MOTIONLESS} rounds took no simulated time: give the clients a latency or the algorithm a wait, "
                     f"and let somebody be there"
                 )
-            if self._clock.now() > self._plan.until:
+            if done.time > self._plan.until:
                 break
-            self._reach(state)
+            self._reach(done)
             self._evaluated = False
-            yield self._evaluate() if self._clock.now() >= self._evaluations.due else None
+            yield self._evaluate() if done.time >= self._evaluations.due else None
         if not self._evaluated:
             yield self._evaluate()
+
+    def _next(self) -> "_Round":
+        """The next round. On a GPU the one after it is begun before it is known that this one went well, so that the
+        device need not wait for the host; if it did not, both are taken back, and this one is run again, at once."""
+        one = self._ahead or self._attempt(self.server) or self._run(self.server)
+        self._ahead = None
+        if one.mark is None or one.questions is None:
+            return one
+        if one.time < min(self._evaluations.due, self._plan.until):
+            self._ahead = self._attempt(one.server)
+        if self._fleet.settle(one.questions, None if self._ahead is None else self._ahead.mark):
+            self._distrust = 0
+            return one
+        self._ahead = None
+        self._go_back(one.mark)
+        return self._run(self.server)
+
+    def _go_back(self, mark: Mark) -> None:
+        """A round that was begun ahead was of no use: fewer are begun from now on."""
+        self._fleet.back(mark)
+        self._distrust = 2 * self._distrust + 1
+        self._at_once = self._distrust
+
+    def _run(self, server: ServerState) -> "_Round":
+        """A round from there, at once."""
+        self._at_once = max(0, self._at_once - 1)
+        server = self._fleet.run(self._algorithm.round(server, self._rng))
+        return _Round(server, self._clock.now(), None, None)
+
+    def _attempt(self, server: ServerState) -> "_Round | None":
+        """A round whose questions are put off; none, if it could not be taken back, or if something is wrong with it:
+        that is said when it is run at once."""
+        mark = None if self._plan.potential or self._at_once else self._fleet.mark()
+        if mark is None:
+            return None
+        try:
+            with put_off() as questions:
+                server = self._fleet.run(self._algorithm.round(server, self._rng))
+                is_sound(server)
+        except Exception:
+            _log.debug("a round that was begun ahead is run at once", exc_info=True)
+            self._go_back(mark)
+            return None
+        questions.send()
+        return _Round(server, self._clock.now(), mark, questions)
 
     def _is_good_enough(self) -> bool:
         plan, last = self._plan, self.rows[-1]
@@ -181,6 +240,8 @@ class Simulation:
 
     def state(self) -> dict[str, Any]:
         """For `restore`: dictionaries, lists, tensors and numbers."""
+        self._take_back()
+        self.server = replace(self.server, expected={name: float(far) for name, far in self.server.expected.items()})
         fleet = self._fleet.state()  # first: what it still has to compute draws from the generators
         return {
             "server": self.server.tree(),
@@ -197,6 +258,7 @@ class Simulation:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from there."""
+        self._take_back()
         self.server = self._algorithm.records.server.from_tree(state["server"])
         self._evaluations.restore(state["evaluations"])
         self._clock.restore(state["clock"])
@@ -205,10 +267,18 @@ class Simulation:
         self._totals, self._spread, self._mean = Totals(**state["totals"]), state["spread"], state["mean"]
         self._evaluated, self._still = state["evaluated"], state["still"]
 
-    def _reach(self, state: ServerState) -> None:
+    def _take_back(self) -> None:
+        """A round that has been begun ahead."""
+        if self._ahead is not None and self._ahead.mark is not None:
+            self._fleet.back(self._ahead.mark)
+        self._ahead = None
+
+    def _reach(self, done: "_Round") -> None:
         """Where the run stands after a round."""
-        self._evaluations.reach(self._clock.now(), state)
-        self.server, self._totals = state, replace(self._fleet.totals)
+        state, ahead = done.server, self._ahead
+        self._evaluations.reach(done.time, state, checked=done.questions is not None)
+        totals = self._fleet.totals if ahead is None or ahead.mark is None else ahead.mark.totals
+        self.server, self._totals = state, replace(totals)
         if self._plan.potential:
             bases = self._fleet.clients.everybody().base
             self._mean = mean_model(state.model, bases)

@@ -140,6 +140,9 @@ class Spread:
         order = torch.cat(mine).argsort()
         return together if len(parts) == 1 else together[order]
 
+    def said(self, ids: Ids) -> None:
+        """See Contacts. It would be more than what is asked for."""
+
     def refine(self, client: int, place: int, request: Packet) -> Packet:
         """See Contacts."""
         worker = client % len(self._workers)

@@ -95,6 +95,14 @@ class Store:
         """All n, a row each."""
         return self[torch.arange(len(self))]
 
+    def mark(self) -> tuple[Any, ...]:
+        """For `back`: of clients that are in memory."""
+        return self._known.copy(), {name: values.clone() for name, values in self._numbers.items()}
+
+    def back(self, mark: tuple[Any, ...]) -> None:
+        """As they were at the mark."""
+        self._known, self._numbers = mark
+
     def state(self) -> dict[str, Any]:
         """For `restore`."""
         numbers = {name: values.clone() for name, values in self._numbers.items()}

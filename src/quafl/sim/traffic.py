@@ -95,6 +95,15 @@ class Traffic:
                 return self._waiting[0]
             self._begin(heappop(self._waiting), departure)
 
+    def mark(self) -> tuple[Any, ...]:
+        """For `back`, while nothing is under way."""
+        return list(self._free), self._trips, dict(self._latest)
+
+    def back(self, mark: tuple[Any, ...]) -> None:
+        """As it was at the mark."""
+        self._free, self._trips, self._latest = mark
+        self._waiting, self._moving = [], []
+
     def state(self) -> dict[str, Any]:
         """For `restore`."""
         waiting, moving = (
