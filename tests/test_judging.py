@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from federations import federation
+from federations import PROMPT, federation
 from parties import free_port
 from safetensors.torch import load_file
 from stages import PATIENT, Puppet, Stage, problem
@@ -26,8 +26,9 @@ from quafl.core.quafl import QuAFL
 from quafl.core.seams import Totals
 from quafl.deploy import provision
 from quafl.deploy.server import Goals
-from quafl.protocol.judging import score_from, score_to_bytes
+from quafl.protocol.judging import Judgement, score_from, score_to_bytes
 from quafl.protocol.messages import Evaluate, Evaluated, as_text, model_from, to_bytes
+from quafl.protocol.server import ServerSide
 from quafl.record import report
 from quafl.record.evaluations import Evaluations
 from quafl.record.summary import read_curve
@@ -97,6 +98,31 @@ def test_who_cannot_judge_says_why_and_nobody_waits_for_who_is_not_there() -> No
     assert "locked does not judge the model: 'this client cannot judge a model (its data are locked)'" in said
     assert "gone has not judged the model: did not answer in time" in said
     assert "silent" not in said.split("judge", 1)[1]
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_after_a_restart_those_who_were_there_are_waited_for_as_long_as_one_may_be_silent(comes_back: bool) -> None:
+    made = stage()
+    made.join("a"), made.join("b")
+    made.round()
+    b = made.kill("b")
+    made.restart_server(made.checkpoint())
+    found: list[Judgement] = []
+
+    def judge(machine: ServerSide) -> None:
+        found.extend(filter(None, [machine.judge(machine.server.model, machine.server.buffers)]))
+
+    made.server.do(judge)
+    made.until(lambda: made.live() == ["a"])
+    made.server.do(judge)
+    assert not found
+    if comes_back:
+        b.alive, made.parties["b"] = True, b
+        made.hello_again("b")
+    else:
+        made.run(PATIENT.silence)
+    made.server.do(judge)
+    assert found[0].waiting == ({"a", "b"} if comes_back else {"a"})
 
 
 @pytest.mark.parametrize(
@@ -246,8 +272,8 @@ def test_an_evaluation_that_a_stop_has_interrupted_is_made_by_the_next_process(r
     def site(center: float) -> Slow:
         return Slow(torch.ones(3), torch.full((1, 3), center))
 
-    start = site(1.0)
-    with federation(tmp_path, QuAFL(sampled=2, local_steps=2, wait=0.02), quafl.Identity(), sgd(0.2)) as made:
+    start, limits = site(1.0), replace(PROMPT, start_with=2)
+    with federation(tmp_path, QuAFL(sampled=2, local_steps=2, wait=0.02), quafl.Identity(), sgd(0.2), limits) as made:
         run = made.coordinator(Unjudging(start), goals)
         for number in range(2):
             made.join(f"client-{number}", site(1.0 + number), step_seconds=0.001)

@@ -72,7 +72,7 @@ class ServerSide(Contacts):
         self._rng = rng
         self._serial = 0  # of the last question
         self._started = False
-        self._back_until = -inf  # until when clients are waited for that were there before a restart; inf: not begun
+        self._back_until = -inf  # how long clients of before a restart are waited for; inf: not asked yet
         self._looked = 0.0  # when the algorithm did so last
         self._past = b""  # a name for all that it was told
 
@@ -92,13 +92,13 @@ class ServerSide(Contacts):
 
     def judge(self, model: Model, buffers: Buffers, steps: int = 0, *, anyway: bool = False) -> Judgement | None:
         """Ask everybody who is there how good that model is on data of their own, and what so many local steps make of
-        it. It is over when all have answered, or had the time to. None: nobody is there to be asked, and it is not
-        wanted `anyway`. After a restart, so many are waited for as the run has begun with."""
-        if not anyway and not (self.can_start() if self._back_until == inf else self.members.live(self.now)):
+        it. It is over when all have answered, or had the time to. None, unless it is wanted `anyway`: nobody is there,
+        or somebody may still come back after a restart."""
+        asked = self.members.live(self.now)
+        if not anyway and (not asked or any(self._may_come_back(member) for member in self.members)):
             return None
         ticket = messages.digest(str((self._welcome["run"], int(self.server.round), self.now)).encode())
         octets = messages.to_bytes(Evaluate(ticket, steps, messages.model_to_bytes(model, buffers)))
-        asked = self.members.live(self.now)
         self.judgement = Judgement(ticket, octets, [member.name for member in asked])
         for member in asked:
             self._spawn(self._ask_to_judge(member, self.judgement))
@@ -269,8 +269,6 @@ class ServerSide(Contacts):
 
     def _wait_for_answers(self, want: Await) -> Flow:
         began = self.now
-        if self._back_until == inf:
-            self._back_until = began + self._limits.silence
         while True:
             self._drop_late(want.since)
             hopeful = any(self._is_waited_for(member, began) for member in self.members)
@@ -290,11 +288,19 @@ class ServerSide(Contacts):
         return (len(self._arrived), len(self._failed)) != known
 
     def _is_waited_for(self, member: Member, began: float) -> bool:
-        if member.owes and member.heard == -inf:  # after a restart, it may still come back
-            return self.now < self._back_until
-        if not member.owes or not self.members.is_live(member, self.now):
+        if not member.owes:
+            return False
+        if self._may_come_back(member):
+            return True
+        if not self.members.is_live(member, self.now):
             return False
         return member.accepted or self.now < began + self.members.prompt
+
+    def _may_come_back(self, member: Member) -> bool:
+        """It was there before a restart, and had little time to say hello since."""
+        if self._back_until == inf:  # somebody asks for the first time
+            self._back_until = self.now + self._limits.silence
+        return member.heard == -inf and self.now < self._back_until
 
     def _patience_ends(self, began: float) -> float:
         end = began + self.members.prompt
