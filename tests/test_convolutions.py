@@ -140,8 +140,15 @@ def test_the_kernels_serve_on_a_gpu_where_numbers_may_be_rounded(
         x = torch.empty(2, 4, 6, 6, device=device, dtype=dtype)
         serve = layers._kernels(x, x) is not None
         assert layers._kernels(x, x.int()) is None
+        large = torch.empty(2**12, 4, 2**8, 2**7, device=device, dtype=dtype)  # 2²⁹ numbers
+        assert layers._kernels(large, x) is None
     rounded = dtype in (torch.bfloat16, torch.float16) or (dtype == torch.float32 and precision == "tf32")
     assert serve == (device == "cuda" and rounded)
+
+
+def test_channels_that_do_not_fit_are_refused_as_torch_does() -> None:
+    with Layers(STACKED), pytest.raises(RuntimeError, match="to have 4 channels, but got 3 channels instead"):
+        torch.conv2d(torch.rand(2, 3, 6, 6), torch.rand(5, 4, 3, 3))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -15,7 +15,7 @@ from quafl.run.cluster import connected
 from quafl.run.jobs import Experiment, Hire
 from quafl.sim.crew import Crew
 from quafl.sim.fleet import Placing
-from quafl.sim.spread import Lost, Spread, Worker
+from quafl.sim.spread import Call, Lost, Spread, Worker
 from quafl.tasks import own
 
 
@@ -95,11 +95,28 @@ class _Actors:
         """Put where all machines can fetch it."""
         return self._ray.put(content)
 
-    def ask(self, asked: Mapping[int, tuple[str, Any]]) -> dict[int, bytes]:
+    def ask(self, asked: Mapping[int, Call], meanwhile: Mapping[int, Iterator[Call]]) -> dict[int, bytes]:
         """See Workers."""
-        return self.wait(self._begin(asked))
+        calls = self._begin(asked)
+        under_way = self._occupied(calls, meanwhile)
+        found = self.wait(calls)
+        self._told += under_way
+        return found
 
-    def tell(self, told: Mapping[int, tuple[str, Any]]) -> None:
+    def _occupied(self, calls: Mapping[int, Any], meanwhile: Mapping[int, Iterator[Call]]) -> list[Any]:
+        """Waits for those calls; workers that have nothing to do are told more, of which something may be under way in
+        the end."""
+        at = {call: worker for worker, call in calls.items()}
+        idle = [worker for worker in meanwhile if worker not in calls]
+        while meanwhile and not at.keys().isdisjoint(calls.values()):
+            for worker in idle:
+                more = next(meanwhile.get(worker, iter(())), None)
+                at |= {} if more is None else dict.fromkeys(self._begin({worker: more}).values(), worker)
+            (done,), _ = self._ray.wait(list(at))
+            idle = [at.pop(done)]
+        return list(at) if meanwhile else []
+
+    def tell(self, told: Mapping[int, Call]) -> None:
         """See Workers."""
         self.begun(self._begin(told))
 
@@ -118,7 +135,7 @@ class _Actors:
         except gone.RayTaskError as error:
             raise error.cause from error  # what went wrong there, as if it had been here
 
-    def _begin(self, asked: Mapping[int, tuple[str, Any]]) -> dict[int, Any]:
+    def _begin(self, asked: Mapping[int, Call]) -> dict[int, Any]:
         return {
             worker: self._actors[worker].do.remote(method, *contents) for worker, (method, contents) in asked.items()
         }

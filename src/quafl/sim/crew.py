@@ -1,10 +1,10 @@
 """What clients do when they are contacted: they hear, take local steps, and say something. Who is contacted, and when,
 is the fleet's."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -64,6 +64,9 @@ class Contact(NamedTuple):
     more: Counts  # and before they answer
 
 
+Soon: TypeAlias = Callable[[], tuple[Ids, Counts]]  # who is probably contacted next, and their steps until then
+
+
 class Contacts(Protocol):
     """The clients of a fleet, wherever they are. What is asked of several groups of them may go on side by side, or be
     put off until it is looked at."""
@@ -75,8 +78,11 @@ class Contacts(Protocol):
     def outline(self, ids: Ids) -> Any:
         """Those clients' numbers."""
 
-    def contact(self, contacts: Sequence[Contact], telling: Telling) -> Iterable[Sequence[Repair]]:
-        """Clients hear a message; the repairs of each contact."""
+    def contact(
+        self, contacts: Sequence[Contact], telling: Telling, soon: Soon | None = None
+    ) -> Iterable[Sequence[Repair]]:
+        """Clients hear a message; the repairs of each contact. Whoever has to wait meanwhile may take steps that will
+        be needed `soon`."""
 
     def compute(self, groups: Sequence[Sequence[int]]) -> Iterable[Voices]:
         """Contacted clients take the steps before their answers, those of a group of contacts together; the voices of
@@ -138,6 +144,7 @@ class Crew:
         self._contacted: dict[int, _Contacted] = {}
         self._speaking: dict[int, tuple[Ids, Said, Hearing]] = {}
         self._said: dict[int, _Said] = {}
+        self._ahead: dict[int, Any] = {}  # clients after steps that they have taken before they were asked, a row each
 
     @property
     def name(self) -> str:
@@ -148,7 +155,9 @@ class Crew:
         """See Contacts."""
         return self.store.outline(ids)
 
-    def contact(self, contacts: Sequence[Contact], telling: Telling) -> Iterator[list[Repair]]:
+    def contact(
+        self, contacts: Sequence[Contact], telling: Telling, soon: Soon | None = None
+    ) -> Iterator[list[Repair]]:
         """See Contacts."""
         return (self._contact(*one, telling) for one in contacts)
 
@@ -159,14 +168,34 @@ class Crew:
         def repaired(place: int, row: int, asked: int, answered: int, sent: int) -> None:
             repairs.append(Repair(row, asked, answered, first=sent == parcel.packets[place].bits))
 
-        clients = counted(self.store[ids], self._task, ids)
-        if steps.any():
-            clients = self.execute(clients, ids, steps)
+        clients = self._stepped(ids, steps)
         clients = self._informed(ids, clients)
         hearing = decode_down(coder, parcel, clients, Beside(telling.told, repaired))
         clients = listen(self._algorithm, self._optimizer, clients, hearing.down, telling.round)
         self._contacted[number] = _Contacted(ids, hearing, clients, more)
         return repairs
+
+    def _stepped(self, ids: Ids, steps: Counts) -> Any:
+        """Those clients, after steps of which some may have been taken ahead."""
+        clients = counted(self.store[ids], self._task, ids)
+        ahead = [self._ahead.pop(client, None) for client in ids.tolist()]
+        known = {row: one for row, one in enumerate(ahead) if one is not None and int(one.taken) <= int(steps[row])}
+        if known:
+            clients = clients.with_rows(torch.tensor(list(known)), type(clients).join(list(known.values())))
+        left = steps - clients.taken
+        return self.execute(clients, ids, left) if left.any() else clients
+
+    def ahead(self, ids: Ids, steps: Counts) -> None:
+        """Clients that will probably be contacted soon take steps that they will then have taken. Nobody sees it."""
+        after = self._stepped(ids, steps)
+        for row, client in enumerate(ids.tolist()):
+            self._ahead[client] = after[row : row + 1]
+
+    def _keep(self, ids: Ids, clients: Any) -> None:
+        """What they have become; steps that they took before are of no use any more."""
+        self.store.put(ids, clients)
+        for client in ids.tolist():
+            self._ahead.pop(client, None)
 
     def _informed(self, ids: Ids, clients: Any) -> Any:
         """Those whose last answer was not applied, and so never will be, know it now."""
@@ -203,7 +232,7 @@ class Crew:
         """See Contacts. `rng` may be a codec.packets.Share of a generator."""
         ids, said, hearing = self._speaking.pop(number)
         parcel, after = encode_up(self._coders, said, hearing, at_once=at_once, rng=rng)
-        self.store.put(ids, after)
+        self._keep(ids, after)
         answering = enumerate(ids[said.answers].tolist())
         self._said |= {client: _Said(said.up, row, parcel) for row, client in answering}
         return Words(parcel, said.steps, hearing.measured)
@@ -239,7 +268,7 @@ class Crew:
                 f"{type(self._algorithm).__name__}.applied changes what local steps before the next message stand on; "
                 f"it may change what they do not see, or take no steps until then"
             )
-        self.store.put(ids, after)
+        self._keep(ids, after)
 
     def _as_taken(self, said: Sequence[_Said]) -> Message:
         """Those answers, as far as their clients know how the server has decoded them."""
@@ -273,7 +302,7 @@ class Crew:
 
     def restore(self, state: dict[str, Any]) -> None:
         """See Contacts."""
-        self._contacted, self._speaking = {}, {}
+        self._contacted, self._speaking, self._ahead = {}, {}, {}
         self.store.restore(state["clients"])
         made = self._algorithm.records.up
         self._said = {

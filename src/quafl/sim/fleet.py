@@ -26,7 +26,7 @@ from quafl.core.server import keyed
 from quafl.protocol.speech import as_heard, keys_up
 from quafl.record.evaluations import Diverged
 from quafl.sim.clock import VirtualClock
-from quafl.sim.crew import Contact, Contacts, Crew, Repair, Telling, Words
+from quafl.sim.crew import Contact, Contacts, Crew, Repair, Soon, Telling, Words
 from quafl.sim.executors import Choice
 from quafl.sim.link import Link
 from quafl.sim.speeds import Speeds
@@ -191,14 +191,12 @@ class SimulatedFleet:
         parcel = coder.pack(want.down, self._rng["dither"], want.server.expected)
         self.totals.down += parcel.nbytes * len(to)
         self._silence = now + self._link.latency + _longest(self._link.transfer(to, now, parcel.nbytes, parcel.nbytes))
-        reached = to[torch.rand(len(to), generator=self._rng["losses"]) >= self._unreachable]
+        reached = self._reached(to)
         self.totals.lost += len(to) - len(reached)
         if not self._busy.isdisjoint(reached.tolist()):
             self._compute()  # they go on from what they have become
-        outline = self.crew.outline(reached)
-        steps = torch.zeros_like(reached)
-        if outline.budget.any():
-            steps = self._speeds.steps_within(reached, self._since[reached], now, outline.budget)
+        outline, steps = self._taken_since(reached, now)
+        self._since[reached] = now
         more = self._asked_for(replace(outline, taken=steps))
         ready = torch.full((len(reached),), now, dtype=torch.float64)
         if more.any():
@@ -213,8 +211,34 @@ class SimulatedFleet:
             self._traffic.depart(sent)
             answers.append(sent)
             contacts.append(self._next_contact(sent, steps[group], more[group]))
-        self._contact(answers, contacts, telling)
-        self._since[reached] = now
+        self._contact(answers, contacts, telling, partial(self._foreseen, want.server))
+
+    def _reached(self, to: Ids) -> Ids:
+        """Those who hear of a message."""
+        return to[torch.rand(len(to), generator=self._rng["losses"]) >= self._unreachable]
+
+    def _taken_since(self, ids: Ids, now: float) -> tuple[Any, Counts]:
+        """Those clients' numbers, and the steps that they have taken since they were last contacted."""
+        outline = self.crew.outline(ids)
+        if not outline.budget.any():
+            return outline, torch.zeros_like(ids)
+        return outline, self._speeds.steps_within(ids, self._since[ids], now, outline.budget)
+
+    def _foreseen(self, server: ServerState) -> tuple[Ids, Counts]:
+        """Who will hear the next message, and the steps that they will have taken by then, as far as that can be told
+        now: the next round is drawn as if it were to begin from that server's state, and its draws are taken back."""
+        clock, rng = self._clock.state(), self._rng.state()
+        try:
+            self._clock.sleep_until(self._silence)
+            round, back = self._algorithm.round(server, self._rng), None
+            while isinstance(want := round.send(back), Sleep | Look):
+                back = self._carry_out(want)
+            round.close()
+            ids = self._reached(want.to) if isinstance(want, Tell) else self._nothing.senders
+            return ids, self._taken_since(ids, self._clock.now())[1]
+        finally:
+            self._clock.restore(clock)
+            self._rng.restore(rng)
 
     def _asked_for(self, outline: Any) -> Counts:
         """Local steps that those clients take before they answer."""
@@ -241,9 +265,12 @@ class SimulatedFleet:
         self._contacts += 1
         return Contact(self._contacts, sent.sender, steps, more)
 
-    def _contact(self, answers: Sequence[Sent], contacts: Sequence[Contact], telling: Telling) -> None:
+    def _contact(
+        self, answers: Sequence[Sent], contacts: Sequence[Contact], telling: Telling, soon: Soon | None = None
+    ) -> None:
         """Clients hear the message, and answer at once, or when they have taken more steps."""
-        for sent, contact, repairs in zip(answers, contacts, self.crew.contact(contacts, telling), strict=True):
+        heard = self.crew.contact(contacts, telling, soon)
+        for sent, contact, repairs in zip(answers, contacts, heard, strict=True):
             when_read(partial(self._account_for, repairs, sent))
             one = _Waiting(contact.number, sent)
             if not contact.more.any():

@@ -1,11 +1,12 @@
 """Clients spread over workers. A client's state and data stay where the client lives; what is said travels."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from io import BytesIO
 from itertools import chain
 from pickle import Pickler, Unpickler, dumps, loads
-from typing import Any, NamedTuple, Protocol
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -13,13 +14,18 @@ from torch import Tensor
 from quafl.codec.packets import Share
 from quafl.codec.seams import Packet
 from quafl.core.messages import Message
-from quafl.core.seams import Ids
-from quafl.sim.crew import Contact, Crew, Repair, Telling, Voices, Words
+from quafl.core.seams import Counts, Ids
+from quafl.sim.crew import Contact, Crew, Repair, Soon, Telling, Voices, Words
+from quafl.sim.executors import Sequential
 from quafl.sim.store import Store
 
 
 class Lost(Exception):
     """A worker is gone, and with it its clients' states."""
+
+
+Call: TypeAlias = tuple[str, tuple[Any, ...]]  # a method, and its arguments
+NOTHING: Mapping[int, Iterator[Call]] = MappingProxyType({})
 
 
 class Workers(Protocol):
@@ -31,10 +37,11 @@ class Workers(Protocol):
     def share(self, content: bytes) -> Any:
         """Something that several of them will be given, in place of its octets."""
 
-    def ask(self, asked: Mapping[int, tuple[str, Any]]) -> dict[int, bytes]:
-        """What each of those workers answers to a method and its arguments. Lost, if one of them is."""
+    def ask(self, asked: Mapping[int, Call], meanwhile: Mapping[int, Iterator[Call]]) -> dict[int, bytes]:
+        """What each of those workers answers. Lost, if one of them is. Until all have, a worker that has nothing to do
+        is told what is of use `meanwhile`, one call after another."""
 
-    def tell(self, told: Mapping[int, tuple[str, Any]]) -> None:
+    def tell(self, told: Mapping[int, Call]) -> None:
         """Likewise, without waiting: what goes wrong is raised by the next `ask`."""
 
 
@@ -78,7 +85,7 @@ class Spread:
             self._store.put_numbers(mine[worker], numbers)
         self._changed.difference_update(ids.tolist())
 
-    def contact(self, contacts: Sequence[Contact], telling: Telling) -> list[list[Repair]]:
+    def contact(self, contacts: Sequence[Contact], telling: Telling, soon: Soon | None = None) -> list[list[Repair]]:
         """See Contacts."""
         mine: dict[int, list[Contact]] = {}
         for one in contacts:
@@ -86,7 +93,8 @@ class Spread:
             for worker, rows in self._parts[one.number]:
                 mine.setdefault(worker, []).append(Contact(one.number, *(values[rows] for values in one[1:])))
         told = self._shared(telling, len(mine))
-        found = self._ask({worker: ("contact", (its,)) for worker, its in mine.items()}, told)
+        asked = {worker: ("contact", (its,)) for worker, its in mine.items()}
+        found = self._ask(asked, told, meanwhile=self._ahead(soon) if contacts and soon else NOTHING)
         repairs = {
             (worker, one.number): theirs
             for worker, its in mine.items()
@@ -100,6 +108,22 @@ class Spread:
             ]
             for one in contacts
         ]
+
+    def _ahead(self, soon: Soon) -> dict[int, Iterator[Call]]:
+        """Steps that each worker may take ahead: of its clients, one after another, that are contacted soon, and not
+        now. None, where who is computed beside whom matters for how numbers are rounded, or nobody waits for others."""
+        if len(self._workers) == 1 or self.name != Sequential.name:
+            return {}
+        ids, steps = soon()
+        free = (steps > 0) & ~torch.isin(ids, torch.cat(list(self._ids.values())))
+        ids, steps = ids[free], steps[free]
+
+        def one_by_one(worker: int, rows: Tensor) -> Iterator[Call]:
+            for row in rows.split(1):
+                for count in range(1, int(steps[row]) + 1):
+                    yield self._sent({worker: ("ahead", (ids[row], torch.full_like(row, count)))})[worker]
+
+        return {part.worker: one_by_one(*part) for part in self._apart(ids)}
 
     def compute(self, groups: Sequence[Sequence[int]]) -> list[Voices]:
         """See Contacts."""
@@ -202,13 +226,15 @@ class Spread:
         self.octets += times * len(content)
         return self._workers.share(content)
 
-    def _ask(self, asked: Mapping[int, tuple[str, tuple[Any, ...]]], *shared: Any) -> dict[int, Any]:
+    def _ask(
+        self, asked: Mapping[int, Call], *shared: Any, meanwhile: Mapping[int, Iterator[Call]] = NOTHING
+    ) -> dict[int, Any]:
         """What each of the workers gives back for a method with these arguments, and what all are given."""
-        found = self._workers.ask(self._sent(asked, *shared))
+        found = self._workers.ask(self._sent(asked, *shared), meanwhile)
         self.octets += sum(map(len, found.values()))
         return {worker: unpacked(content, self._device) for worker, content in found.items()}
 
-    def _sent(self, asked: Mapping[int, tuple[str, tuple[Any, ...]]], *shared: Any) -> dict[int, tuple[str, Any]]:
+    def _sent(self, asked: Mapping[int, Call], *shared: Any) -> dict[int, Call]:
         own = {worker: packed(arguments) for worker, (_, arguments) in asked.items()}
         self.octets += sum(map(len, own.values()))
         return {worker: (method, (own[worker], *shared)) for worker, (method, _) in asked.items()}
@@ -230,6 +256,9 @@ class Worker:
 
     def _contact(self, contacts: Sequence[Contact], telling: Telling) -> list[list[Repair]]:
         return list(self._crew.contact(contacts, telling))
+
+    def _ahead(self, ids: Ids, steps: Counts) -> None:
+        self._crew.ahead(ids, steps)
 
     def _compute(self, groups: Sequence[Sequence[int]]) -> list[Voices]:
         return list(self._crew.compute(groups))

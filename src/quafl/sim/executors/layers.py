@@ -23,6 +23,7 @@ PART = 1024  # places of a kernel that a product takes at most, or those in one 
 ALIGNED = 8  # numbers, for products on tensor cores
 MOST = 127  # places of a pool's window that have a number of one octet
 DEVICE = "cuda"  # which has kernels for stacks
+LARGEST = 2**29  # numbers of a client that they take, as they count in 32 bits, and there is padding
 Forms: TypeAlias = Mapping[Any, Callable[..., Any]]
 
 
@@ -79,7 +80,7 @@ def _product(
 ) -> Any:
     """The weights times what lies under the kernel, for all its places; without kernels for it, some pictures at a
     time: the gradient of the weights is a sum over very many places, whose parts are products side by side."""
-    plain = groups == 1 and input.ndim == 4 and not isinstance(padding, str)
+    plain = groups == 1 and input.ndim == 4 and input.shape[1] == weight.shape[1] and not isinstance(padding, str)
     if not plain or {len(_pair(stride)), len(_pair(padding))} != {2} or set(_pair(dilation)) != {1}:
         return NotImplemented
     x = input
@@ -105,7 +106,9 @@ def _kernels(x: Tensor, weight: Tensor) -> Any:
     """Those that can take these numbers, or None."""
     rounded = x.dtype in (torch.bfloat16, torch.float16)
     rounded |= x.dtype == torch.float32 and _TF32.get()
-    return _triton() if x.device.type == DEVICE and x.dtype == weight.dtype and rounded else None
+    few = x.numel() // x.shape[1] * max(x.shape[1], len(weight)) < LARGEST
+    suits = x.device.type == DEVICE and x.dtype == weight.dtype and rounded and few
+    return _triton() if suits else None
 
 
 @cache
