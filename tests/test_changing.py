@@ -258,7 +258,7 @@ from threading import Event
 from quafl.core.optim import sgd
 from test_changing import MODELS, changing, choice, network
 from quafl.sim.executors import Changing
-ways = choice(network(MODELS["all of it"]), sgd(0.1), clients=6, sampled=3)
+ways = choice(network(MODELS["dense"]), sgd(0.1), clients=6, sampled=3)
 prepare, begun = ways.beside(ways.task), Event()
 
 def for_ever():
