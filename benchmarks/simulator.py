@@ -12,7 +12,7 @@ spill   20,000 such clients, of whom 500 are contacted in a round, with a memory
         the time of a round with a budget of 0.5 GB over that without, in turns; memory, each in a process of its own
 workers CIFAR-10 ResNet20, n=100, s=40 and n=300, s=100, K=5, b=4, batches of 16: local steps a second of one run with
         two workers (Ray actors, a core each) over twice those with one, in turns; octets between the processes in
-        a round; and the ratio if nothing but steps took time and an idle worker took none ahead: one worker has more of
+        a round; and the ratio if nothing but steps took time and an idle worker took none early: one worker has more of
         those who are contacted
 """
 
@@ -306,7 +306,7 @@ def shared(clients: int, sampled: int, count: int) -> dict[str, Any]:
         "local steps a second, one worker": round(steps[1] / took[1], 1),
         "two workers": round(steps[2] / took[2], 1),
         "efficiency": round(took[1] / took[2] / 2, 3),
-        "efficiency if nothing but steps took time, and none were taken ahead": round(steps[2] / 2 / sum(busier), 3),
+        "efficiency if nothing but steps took time, and none were taken early": round(steps[2] / 2 / sum(busier), 3),
         "megabytes between the processes in the last round": round(octets / 1e6, 1),
         "rounds": count,
     }

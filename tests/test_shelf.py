@@ -16,6 +16,7 @@ from torch import Tensor
 from quafl import Calibrated, Simulation, TopK, World, compressed, momentum, sgd, simulate
 from quafl.codec import Lattice
 from quafl.codec.seams import Codecs
+from quafl.core import SCAFFOLD
 from quafl.record import checkpoints
 from quafl.record.summary import RecordError
 from quafl.run.folders import prepare
@@ -106,6 +107,13 @@ def test_a_budget_of_memory_changes_nothing(algorithm: str) -> None:
         for _ in other:
             pass
         assert other.rows == wanted
+
+
+def test_a_row_of_zeros_that_takes_no_room_is_kept_too() -> None:
+    """As SCAFFOLD's client has before it has moved, if it is contacted alone."""
+    mine = parts(SCAFFOLD(sampled=1, local_steps=2), Lattice(bits=4), sgd(0.05))
+    wanted = [row for row in Simulation(*mine) if row is not None]
+    assert [row for row in Simulation(*mine, memory=8000) if row is not None] == wanted
 
 
 def test_a_checkpoint_has_what_is_on_disk(tmp_path: Path) -> None:

@@ -4,12 +4,15 @@ import csv
 import os
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice, repeat
+from math import inf
 from pathlib import Path
-from typing import Any
+from random import Random
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -20,6 +23,7 @@ from quafl.codec import Identity
 from quafl.codec.qsgd import QSGD
 from quafl.codec.seams import Codec, Packet
 from quafl.core import SCAFFOLD, Calibrated, FedAvg, FedBuff, QuAFL
+from quafl.core.conversation import Look, Sleep
 from quafl.core.seams import Algorithm, Optimizer
 from quafl.record.summary import RunError
 from quafl.run.folders import prepare
@@ -30,6 +34,7 @@ from quafl.sim.crew import Crew
 from quafl.sim.fleet import TOGETHER
 from quafl.sim.spread import NOTHING, Call, Lost, Spread, Worker
 from quafl.sim.store import Store
+from quafl.sim.world import Absence
 from quafl.tasks import Quadratic, Supervised, digits, models, partition
 
 CLIENTS = 9
@@ -53,10 +58,16 @@ CODECS: dict[str, Codec | Codecs] = {
 
 
 class Here:
-    """Workers in this process, which do all that is of use meanwhile; one may be lost."""
+    """Workers in this process, which find some time for what is of use meanwhile; one may be lost."""
 
     def __init__(self, workers: list[Worker], lives: float = float("inf")) -> None:
         self._workers, self._lives = workers, lives
+        self.spare: Callable[[], int] = partial(Random(0).randint, 0, 9)  # steps that one has time for
+        self._under_way: list[tuple[int, Call]] = []  # when all have answered
+
+    def _do(self, worker: int, call: Call) -> bytes:
+        method, contents = call
+        return self._workers[worker].do(method, *contents)
 
     def __len__(self) -> int:
         return len(self._workers)
@@ -68,10 +79,14 @@ class Here:
         self._lives -= 1
         if self._lives < 0:
             raise Lost("a worker was lost")
-        found = {worker: self._workers[worker].do(method, *contents) for worker, (method, contents) in asked.items()}
+        for worker, call in self._under_way:
+            self._do(worker, call)
+        found = {worker: self._do(worker, call) for worker, call in asked.items()}
+        self._under_way = []
         for worker, calls in meanwhile.items():
-            for method, contents in calls:
-                self._workers[worker].do(method, *contents)
+            for call in islice(calls, self.spare()):
+                self._do(worker, call)
+            self._under_way += [(worker, call) for call in islice(calls, 1)]
         return found
 
     def tell(self, told: Mapping[int, Call]) -> None:
@@ -82,10 +97,14 @@ RESTLESS = World(slow=0.25, unreachable=0.1, present_for=40.0, away_for=10.0)  #
 
 
 def parts(
-    algorithm: Algorithm, codec: Codec | Codecs, optimizer: Optimizer, world: World = RESTLESS
+    algorithm: Algorithm,
+    codec: Codec | Codecs,
+    optimizer: Optimizer,
+    world: World = RESTLESS,
+    kind: type[Quadratic] = Quadratic,
 ) -> tuple[Any, ...]:
     """Of a simulation."""
-    task = Quadratic(
+    task = kind(
         torch.linspace(0.2, 1.0, 1100),
         torch.randn(CLIENTS, 1100, generator=torch.Generator().manual_seed(0)),
         noise=0.3,
@@ -94,9 +113,14 @@ def parts(
 
 
 def simulation(
-    algorithm: Algorithm, codec: Codec | Codecs, workers: int, optimizer: Optimizer, world: World = RESTLESS
+    algorithm: Algorithm,
+    codec: Codec | Codecs,
+    workers: int,
+    optimizer: Optimizer,
+    world: World = RESTLESS,
+    kind: type[Quadratic] = Quadratic,
 ) -> Simulation:
-    mine = parts(algorithm, codec, optimizer, world)
+    mine = parts(algorithm, codec, optimizer, world, kind)
 
     def spread(store: Store) -> Spread:
         crews = [Simulation(*mine).crew for _ in range(workers)]
@@ -162,13 +186,14 @@ class Mixed(QuAFL):
         return replace(client, budget=torch.where(client.taken == 0, 2, client.taken))
 
 
-def test_what_idle_workers_do_ahead_is_what_they_are_asked_for_next() -> None:
+def test_what_idle_workers_do_early_is_what_they_are_asked_for_next() -> None:
     """Clients that are always there and answer at once: who is contacted next, and after how many steps, is known."""
     run = simulation(replace(QUAFL, local_steps=50, wait=4.0), NARROW, 2, sgd(0.05), World(slow=0.25))
-    crews = [worker._crew for worker in run.crew._workers._workers]  # type: ignore[attr-defined]  # a Spread, over Here
+    run.crew._workers.spare = lambda: 1000  # type: ignore[attr-defined]  # a Spread, over Here
+    crews = [worker._crew for worker in run.crew._workers._workers]  # type: ignore[attr-defined]  # likewise
     asked, missed, rounds = 0, 0, iter(run)
     for _ in range(9):
-        before = {client: int(one.taken) for crew in crews for client, one in crew._ahead.items()}
+        before = {client: int(one.taken) for crew in crews for client, one in crew._early.items()}
         steps = run.crew._store._numbers["steps"].clone()  # type: ignore[attr-defined]  # likewise
         next(rounds)
         taken = run.crew._store._numbers["steps"] - steps  # type: ignore[attr-defined]  # likewise
@@ -176,6 +201,86 @@ def test_what_idle_workers_do_ahead_is_what_they_are_asked_for_next() -> None:
         missed += sum(int(taken[client]) != count for client, count in before.items())
     assert asked > 5
     assert not missed
+
+
+class Skips(QuAFL):
+    """A round in which too few are there tells nobody anything."""
+
+    def round(self, server: Any, rng: Any) -> Any:
+        clients = yield Look()
+        if len(clients.present) < 6:
+            yield Sleep(1.0)
+            return replace(server, round=server.round + 1)
+        return (yield from super().round(server, rng))
+
+
+class Waits(QuAFL):
+    def round(self, server: Any, rng: Any) -> Any:
+        while len((yield Look()).present) < 4:
+            yield Sleep(1.0)
+        return (yield from super().round(server, rng))
+
+
+class Refuses(QuAFL):
+    def round(self, server: Any, rng: Any) -> Any:
+        if len((yield Look()).present) < 4:
+            raise ValueError("too few are there")
+        return (yield from super().round(server, rng))
+
+
+GONE_AT_THE_END = World(slow=0.25, absences=[Absence(60.0, inf)])  # of a run
+RARE = World(slow=0.25, present_for=20.0, away_for=10.0)
+
+
+@pytest.mark.parametrize(("kind", "world"), [(Skips, RARE), (Waits, GONE_AT_THE_END), (Refuses, GONE_AT_THE_END)])
+def test_a_round_that_is_never_begun_does_no_harm(kind: type[QuAFL], world: World) -> None:
+    algorithm = kind(sampled=4, local_steps=5, wait=4.0)
+    wanted = [row for row in simulation(algorithm, NARROW, 0, sgd(0.05), world) if row is not None]
+    assert [row for row in simulation(algorithm, NARROW, 2, sgd(0.05), world) if row is not None] == wanted
+
+
+class Noting(Quadratic):
+    """What its clients have read."""
+
+    read: ClassVar[set[tuple[int, int]]] = set()
+
+    def batch(self, client: int, step: int) -> Any:
+        self.read.add((client, step))
+        return super().batch(client, step)
+
+
+class Scarce(Noting):
+    """There is nothing else to be read."""
+
+    missed: ClassVar[set[tuple[int, int]]] = set()
+
+    def batch(self, client: int, step: int) -> Any:
+        if (client, step) not in self.read:
+            self.missed.add((client, step))
+            raise OSError("no such file")
+        return super().batch(client, step)
+
+
+def test_a_step_that_fails_is_of_no_matter_before_it_is_due() -> None:
+    made = replace(QUAFL, local_steps=50), NARROW
+    wanted = [row for row in simulation(*made, 0, sgd(0.05), World(), Noting) if row is not None]
+    assert [row for row in simulation(*made, 2, sgd(0.05), World(), Scarce) if row is not None] == wanted
+    assert Scarce.missed  # of the round after the last
+
+
+def test_a_client_that_has_stepped_early_still_learns_what_has_become_of_its_answer() -> None:
+    made = ALGORITHMS["Calibrated"], NARROW, 0, sgd(0.05)
+    wanted = [row for row in simulation(*made) if row is not None]
+    run = simulation(*made)
+    crew, taken = run.crew, run.crew.taken
+
+    def early(ids: Tensor, up: Any) -> None:
+        for client in ids.split(1):
+            crew.step_early(client)  # type: ignore[attr-defined]  # it is a Crew
+        taken(ids, up)
+
+    crew.taken = early  # type: ignore[method-assign]
+    assert [row for row in run if row is not None] == wanted
 
 
 def test_clients_live_with_one_worker_each() -> None:

@@ -179,7 +179,7 @@ class Algorithm(Protocol):
         """The server at the beginning."""
 
     def round(self, server: Any, rng: Generators) -> "Round[Any]":
-        """One round, from this state to the next."""
+        """One round, from this state to the next. It may be begun and dropped, so it changes nothing but `rng`."""
 
     def newcomer(self, client: ClientState, speed: Tensor) -> Any:
         """A client that has just received the model, with what the algorithm keeps beside it. It is `speed` times as

@@ -401,6 +401,7 @@ class Coordinator:
         self._alone_until = monotonic() + ALONE_SECONDS
         while self._pending is not None and not self._stop.wait(GLANCE / 5):
             self._look_at_judgement()
+        self._alone_until = inf
         return self._pending is None
 
     def _save(self) -> bool:

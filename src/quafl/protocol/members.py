@@ -137,11 +137,16 @@ class Members:
 
     def is_silent(self, member: Member, now: float) -> bool:
         """No sign of life has come for too long."""
-        return now - member.heard >= max(self._limits.silence, 3 * self.hello_seconds)
+        return now - member.heard >= self.silence
 
     def is_left_out(self, member: Member, now: float) -> bool:
         """For its faults."""
         return now < member.left_out_until
+
+    @property
+    def silence(self) -> float:
+        """Seconds without a sign of life, after which a client is taken for gone."""
+        return max(self._limits.silence, 3 * self.hello_seconds)
 
     @property
     def hello_seconds(self) -> float:

@@ -72,7 +72,7 @@ class ServerSide(Contacts):
         self._rng = rng
         self._serial = 0  # of the last question
         self._started = False
-        self._back_until = -inf  # how long clients of before a restart are waited for; inf: not asked yet
+        self._back_until = -inf  # how long clients of before a restart are waited for; inf: not begun
         self._looked = 0.0  # when the algorithm did so last
         self._past = b""  # a name for all that it was told
 
@@ -95,7 +95,9 @@ class ServerSide(Contacts):
         it. It is over when all have answered, or had the time to. None, unless it is wanted `anyway`: nobody is there,
         or somebody may still come back after a restart."""
         asked = self.members.live(self.now)
-        if not anyway and (not asked or any(self._may_come_back(member) for member in self.members)):
+        if asked:
+            self._begin_to_wait()
+        if not anyway and (not asked or any(map(self._may_come_back, self.members))):
             return None
         ticket = messages.digest(str((self._welcome["run"], int(self.server.round), self.now)).encode())
         octets = messages.to_bytes(Evaluate(ticket, steps, messages.model_to_bytes(model, buffers)))
@@ -269,6 +271,7 @@ class ServerSide(Contacts):
 
     def _wait_for_answers(self, want: Await) -> Flow:
         began = self.now
+        self._begin_to_wait()
         while True:
             self._drop_late(want.since)
             hopeful = any(self._is_waited_for(member, began) for member in self.members)
@@ -296,10 +299,13 @@ class ServerSide(Contacts):
             return False
         return member.accepted or self.now < began + self.members.prompt
 
+    def _begin_to_wait(self) -> None:
+        """For clients that were there before a restart, if that has not begun."""
+        if self._back_until == inf:
+            self._back_until = self.now + self.members.silence
+
     def _may_come_back(self, member: Member) -> bool:
         """It was there before a restart, and had little time to say hello since."""
-        if self._back_until == inf:  # somebody asks for the first time
-            self._back_until = self.now + self._limits.silence
         return member.heard == -inf and self.now < self._back_until
 
     def _patience_ends(self, began: float) -> float:

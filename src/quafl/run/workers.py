@@ -98,23 +98,20 @@ class _Actors:
     def ask(self, asked: Mapping[int, Call], meanwhile: Mapping[int, Iterator[Call]]) -> dict[int, bytes]:
         """See Workers."""
         calls = self._begin(asked)
-        under_way = self._occupied(calls, meanwhile)
-        found = self.wait(calls)
-        self._told += under_way
-        return found
+        if meanwhile:
+            self._occupy(calls, meanwhile)
+        return self.wait(calls)
 
-    def _occupied(self, calls: Mapping[int, Any], meanwhile: Mapping[int, Iterator[Call]]) -> list[Any]:
-        """Waits for those calls; workers that have nothing to do are told more, of which something may be under way in
-        the end."""
+    def _occupy(self, calls: Mapping[int, Any], meanwhile: Mapping[int, Iterator[Call]]) -> None:
+        """Until those calls are over, workers that have nothing to do are told more."""
         at = {call: worker for worker, call in calls.items()}
         idle = [worker for worker in meanwhile if worker not in calls]
-        while meanwhile and not at.keys().isdisjoint(calls.values()):
+        while not at.keys().isdisjoint(calls.values()):
             for worker in idle:
-                more = next(meanwhile.get(worker, iter(())), None)
-                at |= {} if more is None else dict.fromkeys(self._begin({worker: more}).values(), worker)
+                if (more := next(meanwhile.get(worker, iter(())), None)) is not None:
+                    at[self._begin({worker: more})[worker]] = worker
             (done,), _ = self._ray.wait(list(at))
             idle = [at.pop(done)]
-        return list(at) if meanwhile else []
 
     def tell(self, told: Mapping[int, Call]) -> None:
         """See Workers."""

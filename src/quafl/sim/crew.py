@@ -1,6 +1,7 @@
 """What clients do when they are contacted: they hear, take local steps, and say something. Who is contacted, and when,
 is the fleet's."""
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -18,6 +19,8 @@ from quafl.core.structs import Struct
 from quafl.protocol.speech import Hearing, decode_down, encode_up, only, understood
 from quafl.sim.executors import Changing, Executor
 from quafl.sim.store import Store
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +147,7 @@ class Crew:
         self._contacted: dict[int, _Contacted] = {}
         self._speaking: dict[int, tuple[Ids, Said, Hearing]] = {}
         self._said: dict[int, _Said] = {}
-        self._ahead: dict[int, Any] = {}  # clients after steps that they have taken before they were asked, a row each
+        self._early: dict[int, Any] = {}  # clients after steps that they have taken before they were asked, a row each
 
     @property
     def name(self) -> str:
@@ -159,7 +162,9 @@ class Crew:
         self, contacts: Sequence[Contact], telling: Telling, soon: Soon | None = None
     ) -> Iterator[list[Repair]]:
         """See Contacts."""
-        return (self._contact(*one, telling) for one in contacts)
+        for one in contacts:
+            yield self._contact(*one, telling)
+        self._early.clear()  # whoever has not been asked now was not to be foreseen
 
     def _contact(self, number: int, ids: Ids, steps: Counts, more: Counts, telling: Telling) -> list[Repair]:
         repairs: list[Repair] = []
@@ -176,26 +181,31 @@ class Crew:
         return repairs
 
     def _stepped(self, ids: Ids, steps: Counts) -> Any:
-        """Those clients, after steps of which some may have been taken ahead."""
+        """Those clients, after steps of which some may have been taken early."""
         clients = counted(self.store[ids], self._task, ids)
-        ahead = [self._ahead.pop(client, None) for client in ids.tolist()]
-        known = {row: one for row, one in enumerate(ahead) if one is not None and int(one.taken) <= int(steps[row])}
+        early = [self._early.pop(client, None) for client in ids.tolist()]
+        known = {row: one for row, one in enumerate(early) if one is not None and int(one.taken) <= int(steps[row])}
         if known:
             clients = clients.with_rows(torch.tensor(list(known)), type(clients).join(list(known.values())))
         left = steps - clients.taken
         return self.execute(clients, ids, left) if left.any() else clients
 
-    def ahead(self, ids: Ids, steps: Counts) -> None:
-        """Clients that will probably be contacted soon take steps that they will then have taken. Nobody sees it."""
-        after = self._stepped(ids, steps)
-        for row, client in enumerate(ids.tolist()):
-            self._ahead[client] = after[row : row + 1]
+    def step_early(self, ids: Ids) -> None:
+        """A client that will probably be contacted soon takes one more step; nobody sees it. If it cannot, it is said
+        when that step is due."""
+        before = self._early.pop(int(ids), None)
+        if before is None:
+            before = counted(self.store[ids], self._task, ids)
+        try:
+            self._early[int(ids)] = self.execute(before, ids, torch.ones_like(ids))
+        except Exception:
+            _log.debug("client %d cannot take a step early", int(ids), exc_info=True)
 
     def _keep(self, ids: Ids, clients: Any) -> None:
         """What they have become; steps that they took before are of no use any more."""
         self.store.put(ids, clients)
         for client in ids.tolist():
-            self._ahead.pop(client, None)
+            self._early.pop(client, None)
 
     def _informed(self, ids: Ids, clients: Any) -> Any:
         """Those whose last answer was not applied, and so never will be, know it now."""
@@ -302,7 +312,7 @@ class Crew:
 
     def restore(self, state: dict[str, Any]) -> None:
         """See Contacts."""
-        self._contacted, self._speaking, self._ahead = {}, {}, {}
+        self._contacted, self._speaking, self._early = {}, {}, {}
         self.store.restore(state["clients"])
         made = self._algorithm.records.up
         self._said = {

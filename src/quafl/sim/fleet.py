@@ -39,6 +39,7 @@ Placing: TypeAlias = Callable[[Store], Contacts]  # of a store of newcomers, cli
 # Coordinates: clients are contacted in groups whose models stay in a processor's cache, or in a fraction of a GPU.
 TOGETHER = defaultdict(lambda: 2**20, cuda=2**28)
 AHEAD = defaultdict(bool, cuda=True)  # where rounds are begun before it is known that the one before went well
+MOST_WANTS = 100  # of a round that is drawn to see whom it tells something
 SLOW = 0.5  # of the fastest client's speed
 GOLDEN = (5**0.5 - 1) / 2  # its multiples are spread evenly, however many there are
 
@@ -211,7 +212,8 @@ class SimulatedFleet:
             self._traffic.depart(sent)
             answers.append(sent)
             contacts.append(self._next_contact(sent, steps[group], more[group]))
-        self._contact(answers, contacts, telling, partial(self._foreseen, want.server))
+        begun = outline.budget.any()  # else nobody takes a step before the message
+        self._contact(answers, contacts, telling, partial(self._foreseen, want.server) if begun else None)
 
     def _reached(self, to: Ids) -> Ids:
         """Those who hear of a message."""
@@ -226,19 +228,35 @@ class SimulatedFleet:
 
     def _foreseen(self, server: ServerState) -> tuple[Ids, Counts]:
         """Who will hear the next message, and the steps that they will have taken by then, as far as that can be told
-        now: the next round is drawn as if it were to begin from that server's state, and its draws are taken back."""
+        now: the next round is drawn from this one's state, and its draws are taken back."""
         clock, rng = self._clock.state(), self._rng.state()
         try:
             self._clock.sleep_until(self._silence)
-            round, back = self._algorithm.round(server, self._rng), None
-            while isinstance(want := round.send(back), Sleep | Look):
-                back = self._carry_out(want)
-            round.close()
-            ids = self._reached(want.to) if isinstance(want, Tell) else self._nothing.senders
+            ids = self._reached(
+                self._told_first(self._algorithm.round(replace(server, round=server.round + 1), self._rng))
+            )
             return ids, self._taken_since(ids, self._clock.now())[1]
         finally:
             self._clock.restore(clock)
             self._rng.restore(rng)
+
+    def _told_first(self, round: Round[ServerState]) -> Ids:
+        """Whom a round tells something, before it waits for anybody; it may never be begun, so it may be wrong with it
+        what will."""
+        back = None
+        try:
+            for _ in range(MOST_WANTS):
+                match want := round.send(back):
+                    case Tell():
+                        return want.to
+                    case Await():
+                        break
+                back = self._carry_out(want)
+        except Exception:  # also of a round that ends
+            _log.debug("the next round cannot be foreseen", exc_info=True)
+        finally:
+            round.close()
+        return self._nothing.senders
 
     def _asked_for(self, outline: Any) -> Counts:
         """Local steps that those clients take before they answer."""

@@ -190,7 +190,7 @@ def _where(tensor: Tensor) -> _Where:
 
 
 def _octets(tensor: Tensor) -> memoryview:
-    return tensor.reshape(-1).view(torch.uint8).numpy().data
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def _whole(octets: int) -> int:

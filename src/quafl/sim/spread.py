@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
+from functools import cached_property
 from io import BytesIO
 from itertools import chain
 from pickle import Pickler, Unpickler, dumps, loads
@@ -14,7 +15,7 @@ from torch import Tensor
 from quafl.codec.packets import Share
 from quafl.codec.seams import Packet
 from quafl.core.messages import Message
-from quafl.core.seams import Counts, Ids
+from quafl.core.seams import Ids
 from quafl.sim.crew import Contact, Crew, Repair, Soon, Telling, Voices, Words
 from quafl.sim.executors import Sequential
 from quafl.sim.store import Store
@@ -39,7 +40,7 @@ class Workers(Protocol):
 
     def ask(self, asked: Mapping[int, Call], meanwhile: Mapping[int, Iterator[Call]]) -> dict[int, bytes]:
         """What each of those workers answers. Lost, if one of them is. Until all have, a worker that has nothing to do
-        is told what is of use `meanwhile`, one call after another."""
+        is told what is of use `meanwhile`, one call after another; nobody asks what comes of it."""
 
     def tell(self, told: Mapping[int, Call]) -> None:
         """Likewise, without waiting: what goes wrong is raised by the next `ask`."""
@@ -94,7 +95,7 @@ class Spread:
                 mine.setdefault(worker, []).append(Contact(one.number, *(values[rows] for values in one[1:])))
         told = self._shared(telling, len(mine))
         asked = {worker: ("contact", (its,)) for worker, its in mine.items()}
-        found = self._ask(asked, told, meanwhile=self._ahead(soon) if contacts and soon else NOTHING)
+        found = self._ask(asked, told, meanwhile=self._early(soon) if contacts and soon else NOTHING)
         repairs = {
             (worker, one.number): theirs
             for worker, its in mine.items()
@@ -109,19 +110,22 @@ class Spread:
             for one in contacts
         ]
 
-    def _ahead(self, soon: Soon) -> dict[int, Iterator[Call]]:
-        """Steps that each worker may take ahead: of its clients, one after another, that are contacted soon, and not
-        now. None, where who is computed beside whom matters for how numbers are rounded, or nobody waits for others."""
-        if len(self._workers) == 1 or self.name != Sequential.name:
-            return {}
+    @cached_property
+    def _may_step_early(self) -> bool:
+        """Whether a worker may wait for others, and it matters for no number beside whom a client is computed."""
+        return len(self._workers) > 1 and self.name == Sequential.name
+
+    def _early(self, soon: Soon) -> Mapping[int, Iterator[Call]]:
+        """For each worker, steps of its clients that are contacted soon, and not now, one at a time."""
+        if not self._may_step_early:
+            return NOTHING
         ids, steps = soon()
         free = (steps > 0) & ~torch.isin(ids, torch.cat(list(self._ids.values())))
         ids, steps = ids[free], steps[free]
 
         def one_by_one(worker: int, rows: Tensor) -> Iterator[Call]:
-            for row in rows.split(1):
-                for count in range(1, int(steps[row]) + 1):
-                    yield self._sent({worker: ("ahead", (ids[row], torch.full_like(row, count)))})[worker]
+            for client in ids[rows].repeat_interleave(steps[rows]).split(1):
+                yield self._sent({worker: ("step_early", (client,))})[worker]
 
         return {part.worker: one_by_one(*part) for part in self._apart(ids)}
 
@@ -257,8 +261,8 @@ class Worker:
     def _contact(self, contacts: Sequence[Contact], telling: Telling) -> list[list[Repair]]:
         return list(self._crew.contact(contacts, telling))
 
-    def _ahead(self, ids: Ids, steps: Counts) -> None:
-        self._crew.ahead(ids, steps)
+    def _step_early(self, ids: Ids) -> None:
+        self._crew.step_early(ids)
 
     def _compute(self, groups: Sequence[Sequence[int]]) -> list[Voices]:
         return list(self._crew.compute(groups))

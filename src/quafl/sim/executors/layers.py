@@ -106,9 +106,10 @@ def _kernels(x: Tensor, weight: Tensor) -> Any:
     """Those that can take these numbers, or None."""
     rounded = x.dtype in (torch.bfloat16, torch.float16)
     rounded |= x.dtype == torch.float32 and _TF32.get()
-    few = x.numel() // x.shape[1] * max(x.shape[1], len(weight)) < LARGEST
-    suits = x.device.type == DEVICE and x.dtype == weight.dtype and rounded and few
-    return _triton() if suits else None
+    if x.device.type != DEVICE or x.dtype != weight.dtype or not rounded:
+        return None
+    few = len(x) * x.shape[2] * x.shape[3] * max(x.shape[1], len(weight)) < LARGEST
+    return _triton() if few else None
 
 
 @cache
