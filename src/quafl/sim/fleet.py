@@ -232,17 +232,16 @@ class SimulatedFleet:
         clock, rng = self._clock.state(), self._rng.state()
         try:
             self._clock.sleep_until(self._silence)
-            ids = self._reached(
-                self._told_first(self._algorithm.round(replace(server, round=server.round + 1), self._rng))
-            )
+            round = self._algorithm.round(replace(server, round=server.round + 1), self._rng)
+            ids = self._reached(self._told_by(round))
             return ids, self._taken_since(ids, self._clock.now())[1]
         finally:
             self._clock.restore(clock)
             self._rng.restore(rng)
 
-    def _told_first(self, round: Round[ServerState]) -> Ids:
-        """Whom a round tells something, before it waits for anybody; it may never be begun, so it may be wrong with it
-        what will."""
+    def _told_by(self, round: Round[ServerState]) -> Ids:
+        """Whom a round tells something before it waits for answers. It may be one that will never begin: whatever goes
+        wrong in it is of no matter."""
         back = None
         try:
             for _ in range(MOST_WANTS):
