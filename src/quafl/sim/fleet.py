@@ -24,10 +24,10 @@ from quafl.core.randomness import Generators
 from quafl.core.seams import Algorithm, Counts, Ids, Optimizer, ServerState, Task, Totals
 from quafl.core.server import keyed
 from quafl.protocol.speech import as_heard, keys_up
-from quafl.record.evaluations import Diverged
 from quafl.sim.clock import VirtualClock
 from quafl.sim.crew import Contact, Contacts, Crew, Repair, Soon, Telling, Words
 from quafl.sim.executors import Choice
+from quafl.sim.failures import Failure, Failures
 from quafl.sim.link import Link
 from quafl.sim.speeds import Speeds
 from quafl.sim.store import MANY, Store
@@ -58,15 +58,6 @@ class _Waiting(NamedTuple):
 
     number: int
     sent: Sent
-
-
-class _Failure(NamedTuple):
-    """A client that does not answer."""
-
-    when: float  # the server hears it
-    client: int
-    round: int  # of the message
-    broken: bool  # its progress is not finite; else it has nothing to say
 
 
 class _Saying(NamedTuple):
@@ -119,10 +110,7 @@ class SimulatedFleet:
         self.size = len(store)
         self._since = torch.zeros(self.size, dtype=torch.float64)  # when each client's local steps began
         self._traffic = Traffic(link, algorithm.sampled if limited else self.size, algorithm.records.down)
-        self._named: set[int] = set()  # clients whose broken progress has been told
-        self._failed: list[_Failure] = []  # of which the server has not heard yet
-        self._failures = 0  # of clients that had taken a step, in a row
-        self._bearable = min(self.size, 4 * algorithm.sampled)
+        self._failures = Failures(bearable=min(self.size, 4 * algorithm.sampled))
         self._silence = 0.0  # when all who were asked last would have answered, if nothing had been lost
         self._together = max(1, TOGETHER[somebody.base.device.type] // max(len(somebody.base), 1))
         self._algorithm, self._coders = algorithm, coders
@@ -339,11 +327,11 @@ class SimulatedFleet:
         sent.silent = ~answers
         known = (sent.ready + self._link.latency).tolist()
         rows = zip(known, sent.sender.tolist(), broken.tolist(), strict=True)
-        self._failed += [
-            _Failure(when, who, sent.question.round, broken=broken)
+        self._failures.add(
+            Failure(when, who, sent.question.round, broken=broken)
             for (when, who, broken), silent in zip(rows, sent.silent.tolist(), strict=True)
             if silent
-        ]
+        )
         self._traffic.void(sent.sender[sent.silent])
 
     def _dither(self, sent: Sent) -> torch.Generator:
@@ -393,16 +381,17 @@ class SimulatedFleet:
         that are put off would be needed to tell the time, or where too much would have to be kept."""
         if not (self._takes_back and isinstance(self.crew, Crew)) or self._waiting or len(self._traffic):
             return None
-        mine = self._since.clone(), self._contacts, set(self._named), list(self._failed), self._failures, self._silence
-        others = self._traffic.mark(), self.crew.mark(), self._clock.state(), self._rng.state()
+        mine = self._since.clone(), self._contacts, self._silence
+        others = self._failures.mark(), self._traffic.mark(), self.crew.mark(), self._clock.state(), self._rng.state()
         return Mark(replace(self.totals), mine, others)
 
     def back(self, mark: Mark) -> None:
         """As it was at the mark."""
         assert isinstance(self.crew, Crew)  # as it was then
         self.totals, self._waiting, self._busy = mark.totals, [], set()
-        self._since, self._contacts, self._named, self._failed, self._failures, self._silence = mark.mine
-        traffic, crew, clock, rng = mark.others
+        self._since, self._contacts, self._silence = mark.mine
+        failures, traffic, crew, clock, rng = mark.others
+        self._failures.back(failures)
         self._traffic.back(traffic)
         self.crew.back(crew)
         self._clock.restore(clock)
@@ -427,8 +416,7 @@ class SimulatedFleet:
             "traffic": self._traffic.state(),
             "since": self._since.clone(),
             "silence": self._silence,
-            "failed": [tuple(failure) for failure in self._failed],
-            "failures": self._failures,
+            **self._failures.state(),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -438,21 +426,12 @@ class SimulatedFleet:
         self.crew.restore(state)
         self._traffic.restore(state["traffic"])
         self._since, self._silence = state["since"].clone(), state["silence"]
-        self._failed, self._failures = [_Failure(*failure) for failure in state["failed"]], state["failures"]
-
-    def _drop(self, broken: Sequence[_Failure]) -> None:
-        self.totals.broken += len(broken)
-        self.totals.lost += len(broken)
-        for failure in sorted(broken, key=lambda one: (one.client, one.round)):
-            if failure.client not in self._named:
-                what = "its progress is not finite; that reply is dropped, later ones are only counted"
-                _log.warning("client %d, round %d: %s", failure.client, failure.round, what)
-            self._named.add(failure.client)
+        self._failures.restore(state)
 
     def _end_of_waiting(self) -> float:
         """Until when a server of endless patience waits although nothing more will come."""
-        if self._failed:
-            return max(self._silence, min(failure.when for failure in self._failed))
+        if self._failures.first < inf:
+            return max(self._silence, self._failures.first)
         if len(self.available()):
             return self._silence
         back = self._speeds.next_return(self._clock.now())
@@ -461,16 +440,13 @@ class SimulatedFleet:
     def _replies(self, arrived: list[Trip]) -> Replies:
         since = self._clock.now()
         replies = self._decoded(arrived, since) if arrived else self._nothing
-        heard = [failure for failure in self._failed if failure.when <= since]
-        self._failed = [failure for failure in self._failed if failure.when > since]
-        broken = [failure for failure in heard if failure.broken]
-        self._drop(broken)
+        heard = self._failures.heard(since, beside_steps=bool((replies.steps > 0).any()))
         for failure in heard:
-            if not failure.broken:
+            if failure.broken:
+                self.totals.broken += 1
+                self.totals.lost += 1
+            else:
                 self._count_contact(failure.client, idle=True)
-        self._failures = 0 if (replies.steps > 0).any() else self._failures + len(broken)
-        if self._failures > self._bearable:
-            raise Diverged(f"in round {broken[-1].round} no client's progress is finite any more")
         return replace(replies, failed=torch.tensor([failure.client for failure in heard], dtype=torch.int64))
 
     def _decoded(self, arrived: list[Trip], since: float) -> Replies:
