@@ -513,6 +513,11 @@ def test_a_file_for_which_there_is_no_room_is_named(tmp_path: Path) -> None:
     with full_disk(100), pytest.raises(OSError, match=r"File too large: '.*/state.pt'"):
         checkpoints.save(tmp_path / "state.pt", {"many": torch.zeros(1000)})
     assert not list(tmp_path.iterdir())
+    with (
+        pytest.raises(FileNotFoundError, match=r": '.*/nowhere/long.txt'"),
+        write_atomically(tmp_path / "nowhere/long.txt"),
+    ):
+        pass
 
 
 def test_rows_of_a_seed_that_is_taken_up_again_stand_there_once(tmp_path: Path) -> None:

@@ -395,7 +395,10 @@ def test_a_level_that_is_not_reached_does_not_hold(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ("curves.fedavg.algorithm.lr=0.2", "--set curves.fedavg: mnist has no such curve; it has QuAFL, QuAFL, 4 bits"),
+        (
+            "curves.fedavg.algorithm.lr=0.2",
+            "curves.fedavg: there is no such curve; did you mean 'FedAvg'? there are QuAFL, QuAFL, 4 bits",
+        ),
         ("curves=3", "curves = 3: must be tables"),
         ("curves.QuAFL=3", "must be tables"),
     ],

@@ -101,6 +101,16 @@ def founded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_a_kit_without_its_authority_is_told_so(tmp_path: Path) -> None:
+    provision.init(tmp_path, "localhost:8002", ["north"])
+    kit = provision.open_kit(tmp_path / "clients" / "north")
+    (kit.path / "authority.pem").unlink()
+    with pytest.raises(
+        ProvisionError, match=r"authority.pem cannot be read \(No such file or directory\): take it from"
+    ):
+        kit.credentials()
+
+
 def test_everybody_gets_a_kit_under_one_authority(founded: Path) -> None:
     kits = {kit.name: kit for kit in provision.kits(founded)}
     assert list(kits) == ["server", "north", "south"]

@@ -256,6 +256,12 @@ def test_other_worlds_are_said_and_a_single_client_is_compared_with_all() -> Non
     )
 
 
+def test_marks_in_the_table_are_explained_where_there_are_some() -> None:
+    assert "of the seeds that reached the target, 1 of 2." in page([QUICK, NEVER])
+    assert "“not by 20”: no seed had reached it when the run ended." in page([QUICK, curve("FedAvg", [0.1, 0.2, 0.3])])
+    assert not any(mark in page([QUICK, SLOW]) for mark in ("of the seeds that", "no seed had"))
+
+
 def test_a_run_that_ended_early_is_not_said_to_have_never_got_there() -> None:
     long = other(curve("QuAFL", [0.1, 0.2, 0.3, 0.9]), run={"until": 35.0})
     short = other(curve("FedAvg", [0.1, 0.2]), run={"until": 15.0})
@@ -265,7 +271,7 @@ def test_a_run_that_ended_early_is_not_said_to_have_never_got_there() -> None:
     curves = [replace(one, goal=0.87) for one in (long, short, diverged, stopped, full)]
     curves[3] = replace(curves[3], settings={**stopped.settings, "run": {**stopped.settings["run"], "target": 0.8}})
     assert verdict(curves) == (
-        "First at accuracy 0.87 per simulated time: QuAFL after 30 time units. Not with every seed: Baseline. "
+        "First at accuracy 0.87 per simulated time: QuAFL after 30 time units. Not reached: Baseline. "
         "FedBuff ended before, at time 10. FedNova ended before, at time 10. FedAvg ended before, at time 15."
     )
     shown = {cells[0]: cells[2] for cells in table(curves)[1]}

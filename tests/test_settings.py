@@ -64,7 +64,10 @@ from quafl.settings.reading import builtin, load
         ("clients.up_bandwidth=100", "only one of up_bandwidth and down_bandwidth is given; give both, or neither"),
         ("clients.trace=nowhere.csv", "cannot read the trace nowhere.csv"),
         ("clients.step_range=[9,2]", "step_range is (9.0, 2.0), must be two positive numbers, the smaller first"),
-        ("task.name=mnst", "task.name = 'mnst': must be one of 'digits', 'mnist', 'fashion-mnist', 'cifar-10'"),
+        (
+            "task.name=mnst",
+            "task.name = 'mnst': did you mean 'mnist'? must be one of 'digits', 'mnist', 'fashion-mnist', 'cifar-10'",
+        ),
         ("codec.bits=0", "codec.bits = 0: must be from 1 to 16, or 32 for no compression"),
         (
             "codec.name=zip",
@@ -190,6 +193,17 @@ def test_every_built_in_experiment_loads_and_its_complete_settings_load_again(tm
         for curve in load(name):
             (tmp_path / "again.toml").write_text(curve.to_toml(), encoding="utf-8")
             assert load(str(tmp_path / "again.toml")) == [curve]
+
+
+def test_an_override_of_a_curve_that_there_is_not_makes_no_new_one(tmp_path: Path) -> None:
+    misspelt = ["curves.FedAv.algorithm.lr=0.2"]
+    with pytest.raises(
+        SettingsError, match=r"^curves.FedAv: there is no such curve; did you mean 'FedAvg'\? there are"
+    ):
+        load("demo", misspelt)
+    (tmp_path / "single.toml").write_text("")
+    with pytest.raises(SettingsError, match=r"^curves\.FedAv: there is no such curve; there are none$"):
+        load(str(tmp_path / "single.toml"), misspelt)
 
 
 def test_curves_lay_their_sections_over_the_common_ones_and_overrides_over_all(tmp_path: Path) -> None:

@@ -76,9 +76,9 @@ def export(
         model = trained_model(folder, seed=seed, which="best" if which == "best" else "last")
         with write_atomically(out, "wb") as stream:
             stream.write(safetensors.torch.save(model))
-        console.print(
-            f"{len(model)} tensors, {sum(t.numel() for t in model.values()):,} numbers: {out}", highlight=False
-        )
+        whose = f"the {which} model of {'the first seed' if seed is None else f'seed {seed}'}"
+        numbers = sum(tensor.numel() for tensor in model.values())
+        console.print(f"{whose}, {len(model)} tensors, {numbers:,} numbers: {out}", highlight=False)
 
 
 @app.command()

@@ -95,7 +95,10 @@ class Lattice:
         if self.resolution is not None:
             return torch.full(x.shape[:-1], self.resolution, device=x.device)
         if distance is None:
-            raise ValueError("encode needs a distance, or a Lattice with a fixed resolution")
+            raise ValueError(
+                "a lattice needs a distance to what the receiver has: give key=, distance= or resolution=; or near=, "
+                "what both ends have"
+            )
         if (share := self.spread**2 / (3 * ((1 << self.bits) - 1) ** 2)) > 1:
             warnings.warn(
                 f"a lattice of {self.bits} bits and spread {self.spread:g} has a squared error of {share:.2g} times "

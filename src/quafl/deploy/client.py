@@ -139,7 +139,8 @@ class Driver:
             return False
         if machine.final is not None:
             self._on_final(*machine.final)
-        _log.info("%s: %s", "the run is over" if machine.finished else "stopped", machine.status)
+        did = ", ".join(f"{name} {count:,}" for name, count in machine.status.items())
+        _log.info("%s: %s octets", "the run is over" if machine.finished else "stopped", did)
         return True
 
     def _leave(self) -> None:

@@ -83,9 +83,14 @@ class Kit:
         """What lies in the kit now, which may be newer than what was opened, if all of it belongs together."""
         pair = _load(self.path, passphrase)
         try:
-            authority = x509.load_pem_x509_certificate((self.path / ROOT).read_bytes())
+            root = (self.path / ROOT).read_bytes()
+        except OSError as error:
+            why = f"{self.path / ROOT} cannot be read ({error.strerror})"
+            raise ProvisionError(f"{why}: take it from the kit as it was handed out, or ask for a new one") from error
+        try:
+            authority = x509.load_pem_x509_certificate(root)
             pair.certificate.verify_directly_issued_by(authority)
-        except (OSError, ValueError, TypeError, InvalidSignature) as error:
+        except (ValueError, TypeError, InvalidSignature) as error:
             raise ProvisionError(f"{self.path / CERTIFICATE} is not issued by the authority in {ROOT} there") from error
         return Credentials(key_pem(pair.key), pem(pair.certificate), pem(authority))
 

@@ -222,7 +222,8 @@ class ClientSide(Machine):
                 self.failure = error
             except Unreachable as error:
                 if reached is not False:
-                    self._say(WARNING, "the server %s; training goes on, trying again", error)
+                    training = "trying again" if self._terms is None else "training goes on, trying again"
+                    self._say(WARNING, "the server %s; %s", error, training)
                 reached = False
             except WireError as error:
                 self.failure = error

@@ -16,9 +16,9 @@ def write_atomically(path: Path, mode: str = "w", *, private: bool = False) -> I
     if private:
         part.unlink(missing_ok=True)
     fresh, permissions = (os.O_EXCL, 0o600) if private else (os.O_TRUNC, 0o666)
-    descriptor = os.open(part, os.O_CREAT | os.O_WRONLY | fresh, permissions)
     text = "b" not in mode
     try:
+        descriptor = os.open(part, os.O_CREAT | os.O_WRONLY | fresh, permissions)
         with os.fdopen(descriptor, mode, encoding="utf-8" if text else None, newline="" if text else None) as stream:
             yield stream
             stream.flush()
@@ -26,7 +26,7 @@ def write_atomically(path: Path, mode: str = "w", *, private: bool = False) -> I
         part.replace(path)
     except BaseException as error:
         part.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename is None:  # of a full disk, a stream does not say where
+        if isinstance(error, OSError):  # of a full disk, a stream does not say where; nobody knows the part
             error.filename = str(path)
         raise
 

@@ -34,6 +34,18 @@ def _time(curve: Curve) -> str:
     return times.show("{:.0f}") + (f" ({len(times.values)}/{seeds})" if len(times.values) < seeds else "")
 
 
+def _of_times(curves: Sequence[Curve]) -> str:
+    """What those in the table mean that need to be explained."""
+    said = []
+    for curve in curves:
+        count, time = len(time_to_target(curve).values), _time(curve)
+        if 0 < count < curve.planned:
+            said.append(f"({count}/{curve.planned}): of the seeds that reached the target, {count} of {curve.planned}.")
+        elif curve.aims and not count:
+            said.append(f"“{time}”: no seed had reached it when the run ended.")
+    return "".join(f"{sentence} " for sentence in dict.fromkeys(said))
+
+
 class Column(NamedTuple):
     """Of the table: its heading, its name for programs, what it is, and how that is said."""
 
@@ -134,8 +146,7 @@ def page(curves: Sequence[Curve]) -> str:
 <p class="small">{escape(_provenance(curves[0].versions))}; {escape(seeds_of(curves))}</p>
 <p class="verdict">{escape(verdict(curves))}</p>
 {_table(curves)}
-<p class="small">{escape(heading(curves))}. A time followed by (2/3) is of the two seeds of three that
-reached the target; "not by 60" means that none had when the run ended, at time 60. A repair is a message that did not
+<p class="small">{escape(heading(curves))}. {escape(_of_times(curves))}A repair is a message that did not
 decode at first and was refined.</p>
 <h2>Curves</h2>
 <div class="moving"><p class="small">Click a name to hide its curve, double-click it (or press i) to see it alone.</p>

@@ -302,9 +302,12 @@ def _verdict(curves: Sequence[Curve]) -> str:
     others = [curve for curve in order if curve not in reached]
     longest = max(curve.ended_at(seed) for curve in curves for seed in curve.seeds)
     short = [curve for curve in others if ended_without(curve) < longest]
-    late = [curve.label for curve in others if curve not in short]
+    late = [curve for curve in others if curve not in short]
+    some = [curve.label for curve in late if time_to_target(curve).values]
+    never = [curve.label for curve in late if curve.label not in some]
     said = [_arrivals(reached, order[0])]
-    said += [f"Not with every seed: {'; '.join(late)}."] if late and reached else []
+    said += [f"Not with every seed: {'; '.join(some)}."] if some and reached else []
+    said += [f"Not reached: {'; '.join(never)}."] if never and reached else []
     said += [f"{curve.label} ended before, at time {ended_without(curve):g}." for curve in short if curve.aims]
     return " ".join([*said, *_other_worlds(curves)])
 

@@ -171,5 +171,5 @@ def _ray() -> Any:
     try:
         import ray
     except ImportError as error:
-        raise RunError("--ray needs Ray: pip install 'quafl[ray]'") from error
+        raise RunError("--ray and run.workers need Ray: pip install 'quafl[ray]'") from error
     return ray

@@ -153,9 +153,6 @@ def load_figure(name: str, overrides: Sequence[str] = (), *, quick: bool = False
     for grid_of in rates.own:
         if grid_of not in LABELS and not any(label.startswith(grid_of) for label in known):
             raise SettingsError(f"{name} has a grid for {grid_of!r}, which is neither a curve of it nor an algorithm")
-    strange = next((label for label in labels if label not in known), None)
-    if strange is not None:
-        raise SettingsError(f"--set curves.{strange}: {name} has no such curve; it has {', '.join(known)}")
     changes = changes_of(overrides)
     for key, part in product(figure.grid, [changes, *changes.get("curves", {}).values()]):
         section, _, setting = key.partition(".")

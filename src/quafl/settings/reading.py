@@ -39,9 +39,14 @@ def curves_of(
     override of one curve counts more than one of all. The user's own modules may be beside the file."""
     changes = merged(over or {}, changes_of(overrides))
     single = changes.pop("curves", {})
-    curves = merged({"curves": raw.pop("curves", {})}, {"curves": single})["curves"]
+    known = raw.pop("curves", {})
+    curves = merged({"curves": known}, {"curves": single})["curves"]
     if not isinstance(curves, dict) or not all(isinstance(curve, dict) for curve in curves.values()):
         raise SettingsError(f'curves = {curves!r}: must be tables, such as [curves."QuAFL"]')
+    strange = next((label for label in single if label not in known), None)
+    if strange is not None:
+        has = f"{_hint(strange, list(known))}there are {', '.join(known) or 'none'}"
+        raise SettingsError(f"curves.{strange}: there is no such curve; {has}")
     if not curves:
         return [_validate(Settings, _DEFAULTS, merged(raw, changes), beside)]
     found = []
@@ -143,9 +148,7 @@ def _sentence(error: ErrorDetails, made: type[Section]) -> str:
     message = error["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
     if error["type"] == "extra_forbidden":
         allowed = _keys_beside(list(error["loc"]), made)
-        close = get_close_matches(place[-1], allowed, n=1)
-        hint = f"did you mean '{close[0]}'? " if close else ""
-        return f"unknown key {key} = {value!r}; {hint}allowed here: {', '.join(allowed)}"
+        return f"unknown key {key} = {value!r}; {_hint(place[-1], allowed)}allowed here: {', '.join(allowed)}"
     if error["type"] == "union_tag_invalid":
         return _no_such(key, value, error["ctx"]["expected_tags"])
     if error["type"] == "missing":
@@ -160,8 +163,14 @@ def _sentence(error: ErrorDetails, made: type[Section]) -> str:
 def _no_such(key: str, section: Raw, known: str) -> str:
     if section.get("name") == OWN:
         return f"{key}.make = {section.get('make')!r}: is for simulations; a client runs no code that a server names"
-    names = known.removesuffix(f", '{OWN}'")
-    return f"{key}.name = {section.get('name')!r}: must be one of {names}"
+    names, name = known.removesuffix(f", '{OWN}'"), section.get("name")
+    return f"{key}.name = {name!r}: {_hint(str(name), names.replace(chr(39), '').split(', '))}must be one of {names}"
+
+
+def _hint(name: str, known: Sequence[str]) -> str:
+    """What may have been meant."""
+    close = get_close_matches(name, known, n=1)
+    return f"did you mean '{close[0]}'? " if close else ""
 
 
 def _without_variants(place: list[str]) -> list[str]:
