@@ -72,7 +72,7 @@ class ServerSide(Contacts):
         self._rng = rng
         self._serial = 0  # of the last question
         self._started = False
-        self._back_until = -inf  # how long clients of before a restart are waited for; inf: not begun
+        self._back_until = -inf  # until when clients of before a restart are waited for; inf: not begun
         self._looked = 0.0  # when the algorithm did so last
         self._past = b""  # a name for all that it was told
 
