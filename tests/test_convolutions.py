@@ -1,13 +1,11 @@
 """A stack's convolutions and pools are those of torch, client by client."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from interpreting import check_in_interpreter
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch.func import grad, vmap
@@ -117,16 +115,7 @@ def check_traced() -> None:
 
 
 def test_the_kernels_compute_what_torch_does() -> None:
-    pytest.importorskip("triton", reason="needs Triton (the extra 'cuda')")
-    done = subprocess.run(
-        [sys.executable, __file__],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.stdout.strip() == "agree", done.stderr[-2000:]
+    check_in_interpreter(__file__)
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])

@@ -1,15 +1,14 @@
 """One format, three kernels: every pair that this machine has agrees, bit for bit."""
 
-import os
 import re
 import shutil
 import subprocess
-import sys
 from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
+from interpreting import check_in_interpreter
 from torch import Tensor
 
 import quafl
@@ -165,16 +164,7 @@ print("agree")
 
 
 def test_the_triton_kernel_agrees_in_its_interpreter() -> None:
-    pytest.importorskip("triton", reason="needs Triton (the extra 'cuda')")
-    done = subprocess.run(
-        [sys.executable, "-c", INTERPRET],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.stdout.strip() == "agree", done.stderr[-2000:]
+    check_in_interpreter("-c", INTERPRET)
 
 
 def test_whatever_arrives_the_kernel_computes_nothing_undefined(tmp_path: Path) -> None:

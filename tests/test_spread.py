@@ -279,7 +279,7 @@ def test_a_client_that_has_stepped_early_still_learns_what_has_become_of_its_ans
             crew.step_early(client)  # type: ignore[attr-defined]  # it is a Crew
         taken(ids, up)
 
-    crew.taken = early  # type: ignore[method-assign]
+    crew.taken = early  # type: ignore[method-assign]  # of this crew alone
     assert [row for row in run if row is not None] == wanted
 
 

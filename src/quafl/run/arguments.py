@@ -3,7 +3,6 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from difflib import get_close_matches
 from hashlib import blake2b
 from itertools import chain
 from math import inf
@@ -22,7 +21,7 @@ from quafl.core.checks import check_positive, check_whole
 from quafl.core.optim import sgd
 from quafl.core.seams import Algorithm, Optimizer
 from quafl.run.folders import PROGRAM
-from quafl.settings.base import SettingsError, Tracker
+from quafl.settings.base import SettingsError, Tracker, meant
 from quafl.settings.reading import checked
 from quafl.settings.world import Run
 from quafl.sim import Simulation, World
@@ -192,9 +191,7 @@ def arguments(label: str, *given: Mapping[str, Any]) -> Arguments:
     together = {name: value for table in given for name, value in table.items()}
     for name in together:
         if name not in known:
-            close = get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]!r}? " if close else ""
-            raise TypeError(f"{label} has an argument {name!r}; {hint}there are {', '.join(known)}")
+            raise TypeError(f"{label} has an argument {name!r}; {meant(name, known)}there are {', '.join(known)}")
     missing = [name for name in ("model", "clients", "algorithm", "until") if name not in together]
     if missing:
         raise TypeError(f"{label} has no {' and no '.join(missing)}; give it to the curve, or to all of them")

@@ -1,5 +1,7 @@
 """What all sections of a settings file share."""
 
+from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -7,6 +9,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 class SettingsError(Exception):
     """One sentence about what is wrong with the settings."""
+
+
+def meant(name: str, known: Sequence[str]) -> str:
+    """The beginning of what is said of a name that is not known: which one may have been meant."""
+    close = get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]!r}? " if close else ""
 
 
 Raw: TypeAlias = dict[str, Any]

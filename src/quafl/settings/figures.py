@@ -4,7 +4,6 @@ regimes, in which all algorithms are compared."""
 import json
 from collections.abc import Sequence
 from copy import deepcopy
-from difflib import get_close_matches
 from itertools import product
 from math import prod
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
@@ -14,7 +13,7 @@ from pydantic import Field, model_validator
 from quafl.codec.coders import coders_for
 from quafl.core.randomness import Generators
 from quafl.settings.algorithms import LABELS
-from quafl.settings.base import NotNegative, Raw, Section, SettingsError
+from quafl.settings.base import NotNegative, Raw, Section, SettingsError, meant
 from quafl.settings.curve import Settings
 from quafl.settings.overrides import changes_of, merged
 from quafl.settings.reading import checked, curves_of, preset_names, read_preset
@@ -132,8 +131,7 @@ def load_figure(name: str, overrides: Sequence[str] = (), *, quick: bool = False
     cells: rates are found in one place."""
     known_names = [one for folder in (PAPER, REGIMES) for one in preset_names(folder)]
     if name not in known_names:
-        close = get_close_matches(name, known_names, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
+        hint = meant(name, known_names)
         raise SettingsError(f"there is no figure {name!r}; {hint}`quafl reproduce --list` shows them all")
     raw = _read(name)
     figure = checked(Figure, raw.pop("figure"), f" (in [figure] of {name})")

@@ -2,7 +2,6 @@
 
 import tomllib
 from collections.abc import Sequence
-from difflib import get_close_matches
 from functools import reduce
 from importlib import resources
 from pathlib import Path
@@ -12,7 +11,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from quafl.settings.algorithms import Algorithms, CosineSchedule, LinearSchedule
-from quafl.settings.base import Raw, Section, SettingsError
+from quafl.settings.base import Raw, Section, SettingsError, meant
 from quafl.settings.codecs import CodecChoice
 from quafl.settings.curve import Settings
 from quafl.settings.federation import FederationSettings
@@ -45,7 +44,7 @@ def curves_of(
         raise SettingsError(f'curves = {curves!r}: must be tables, such as [curves."QuAFL"]')
     strange = next((label for label in single if label not in known), None)
     if strange is not None:
-        has = f"{_hint(strange, list(known))}there are {', '.join(known) or 'none'}"
+        has = f"{meant(strange, list(known))}there are {', '.join(known) or 'none'}"
         raise SettingsError(f"curves.{strange}: there is no such curve; {has}")
     if not curves:
         return [_validate(Settings, _DEFAULTS, merged(raw, changes), beside)]
@@ -148,7 +147,7 @@ def _sentence(error: ErrorDetails, made: type[Section]) -> str:
     message = error["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
     if error["type"] == "extra_forbidden":
         allowed = _keys_beside(list(error["loc"]), made)
-        return f"unknown key {key} = {value!r}; {_hint(place[-1], allowed)}allowed here: {', '.join(allowed)}"
+        return f"unknown key {key} = {value!r}; {meant(place[-1], allowed)}allowed here: {', '.join(allowed)}"
     if error["type"] == "union_tag_invalid":
         return _no_such(key, value, error["ctx"]["expected_tags"])
     if error["type"] == "missing":
@@ -164,13 +163,7 @@ def _no_such(key: str, section: Raw, known: str) -> str:
     if section.get("name") == OWN:
         return f"{key}.make = {section.get('make')!r}: is for simulations; a client runs no code that a server names"
     names, name = known.removesuffix(f", '{OWN}'"), section.get("name")
-    return f"{key}.name = {name!r}: {_hint(str(name), names.replace(chr(39), '').split(', '))}must be one of {names}"
-
-
-def _hint(name: str, known: Sequence[str]) -> str:
-    """What may have been meant."""
-    close = get_close_matches(name, known, n=1)
-    return f"did you mean '{close[0]}'? " if close else ""
+    return f"{key}.name = {name!r}: {meant(str(name), names.replace(chr(39), '').split(', '))}must be one of {names}"
 
 
 def _without_variants(place: list[str]) -> list[str]:
