@@ -24,10 +24,12 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from quafl.codec.kernels import fused
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-OCTETS = {"symbols_ptr": "*i32", "checks_ptr": "*i32", "widest_ptr": "*i32", "seed_ptr": "*i64", "failed_ptr": "*i8"}
+OCTETS = {f"{name}_ptr": "*i32" for name in ("symbols", "checks", "widest", "apart")}
+OCTETS |= {"seed_ptr": "*i64", "failed_ptr": "*i8"}
 KERNELS = {  # by what its attributes begin with: the kernel, and widths that matter
     "encode": ("_encode", (4, 8, 14)),
     "decode": ("_decode", (4, 8, 14)),
+    "transfer": ("_transfer", (4,)),
     "difference_encode": ("_encode_difference", (4, 8)),
     "difference_decode": ("_decode_difference", (4, 8)),
 }
@@ -35,7 +37,7 @@ KERNELS = {  # by what its attributes begin with: the kernel, and widths that ma
 
 def compiled(what: str, bits: int, registers: int) -> dict[str, Any]:
     lanes, kernel = getattr(fused.Triton, f"{what}_lanes"), getattr(fused, KERNELS[what][0])
-    apart = what == "decode" and 32 % bits == 0
+    apart = what == "transfer" or (what == "decode" and 32 % bits == 0)
     options = fused._options(lanes, blocks=195328, apart=apart)
     constants = {
         **{name: value for name, value in options.items() if name.isupper()},
@@ -44,7 +46,6 @@ def compiled(what: str, bits: int, registers: int) -> dict[str, Any]:
         "WORDS": fused._layout(lanes, bits),
         "GROUPS": fused._layout(lanes, 1),
         "SPREAD": fused._spread(lanes),
-        "CHECK": False,
         **dict.fromkeys("ABCD", 0.5),
     }
     arguments = list(enumerate(kernel.arg_names))

@@ -34,6 +34,9 @@ int main() {
                                   symbols.data(), energy.data(), match.data());
         }
         quafl_encode(0, 1, key.data(), dim, blocks, size, &seed, &side, bits, symbols.data(), checks.data(), &widest);
+        std::vector<int32_t> apart(blocks);
+        std::vector<float> x(dim, scale);
+        quafl_transfer(0, 1, 0, 0, x.data(), key.data(), dim, blocks, size, &seed, &side, out.data(), apart.data());
       }
   puts("sound");
 }

@@ -66,10 +66,12 @@ def assert_agree(writer: str, reader: str, dim: int, bits: int) -> None:
         decoded = decode(reader, encoded, seed, side, bits, keys)
         wanted = Oracle().decode(expected.symbols, expected.checks, seed, side, bits, keys)
         assert torch.equal(decoded.failed.cpu(), wanted.failed)
-        placed = place(reader, encoded.symbols, encoded.checks, seed, side, keys)
-        assert torch.equal(KERNELS[reader].check(*placed[:4], bits, placed[4]).cpu(), wanted.failed)
+        moved = KERNELS[reader].transfer(*place(reader, x, seed, side, keys))
+        assert torch.equal(moved.apart.cpu() >= 1 << (bits - 1), wanted.failed)
+        assert torch.equal(moved.vectors.cpu(), Oracle().transfer(x, seed, side, x).vectors)  # whatever the key
         whole = ~wanted.failed.any(dim=-1)
         assert torch.equal(decoded.vectors.cpu()[whole], wanted.vectors[whole])
+        assert torch.equal(moved.vectors.cpu()[whole], wanted.vectors[whole])
     if bits <= gaussian.MOST_BITS:
         assert_agree_on_a_difference(writer, reader, x, seed, bits)
 
@@ -154,6 +156,8 @@ for dim, bits in (1, 4), (5000, 1), (1500, 3), (1024, 4), (9 * 1024 - 7, 8), (10
         assert torch.equal(got.failed, wanted.failed), (dim, bits)
         whole = ~wanted.failed.any(dim=-1)
         assert torch.equal(got.vectors[whole], wanted.vectors[whole]), (dim, bits)
+        moved, wanted = (kernel.transfer(x, seed, side, keys) for kernel in (Triton(), Oracle()))
+        assert all(torch.equal(a, b) for a, b in zip(moved, wanted)), (dim, bits)
     if bits <= 8:
         mine, theirs = (kernel.encode_difference(x, seed, bits) for kernel in (Triton(), Oracle()))
         assert all(torch.equal(a, b) for a, b in zip(mine, theirs)), (dim, bits)

@@ -6,28 +6,25 @@ coordinate (the paper's Lemma "Lattice Quantization"; docs/codec.md explains it,
 """
 
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
+from itertools import pairwise
 from math import inf, isfinite
-from typing import ClassVar, TypeAlias
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from quafl.codec import refinement
 from quafl.codec.formats import KINDS, Header, Layout, expect
-from quafl.codec.kernels import LIMIT, Decoded, Kernel, kernel_for, kernel_named
+from quafl.codec.kernels import LIMIT, Kernel, kernel_for, kernel_named
 from quafl.codec.packets import broadcast, check_finite, check_fits, draw_seeds, make_packet
 from quafl.codec.rotation import block_count, block_size
 from quafl.codec.seams import HEADER_BYTES, DecodeError, Packet, Refine, Sender
 from quafl.core.checks import check_whole
 from quafl.core.messages import Model
 from quafl.core.pieces import placed
-from quafl.core.questions import is_put_off, is_right
-
-# Symbols, checks, seeds, sides, bits, and keys, as a kernel takes them.
-_Received: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, int, Tensor]
+from quafl.core.questions import is_right
 
 LATTICE = 1  # id on the wire
 SMALLEST_SIDE = 2.0**-64
@@ -144,17 +141,14 @@ class Lattice:
         keys = _rows(key.to(torch.float32), leading, 1)
         seed, side = _rows(packet.seed, leading, 0), _rows(packet.side, leading, 0)
         symbols, checks = _rows(packet.symbols, leading, 1), _rows(packet.checks, leading, 1)
-        received = symbols, checks, seed, side, packet.bits, keys
         if isinstance(refine, Sender):
             x = _rows(refine.x.to(torch.float32), leading, 1)
-            decoded, left, refine = self._repaired(received, block_size(packet.dim), x, refine)
+            vectors, apart = self._kernel(key).transfer(x, seed, side, keys)
+            failed, left, refine = _repaired(apart, packet.bits, block_size(packet.dim), refine)
         else:
-            decoded = self._kernel(key).decode(*received)
-            if is_right(_counts(decoded.failed), lambda counts: not _some(counts[0])):
-                left = {}
-            else:
-                left = _counted(decoded.failed)
-        vectors, failed = decoded
+            vectors, failed = self._kernel(key).decode(symbols, checks, seed, side, packet.bits, keys)
+            found = failed.sum(dim=-1)
+            left = {} if is_right(found, lambda counts: not any(counts)) else _some(found.tolist())
         for row in left:
             own_key, message = keys[min(row, len(keys) - 1)], packet[_index(row, leading, packet.side.shape)]
             if own_key.isnan().any():
@@ -167,66 +161,6 @@ class Lattice:
                 )
             refinement.repair(vectors[row], message, own_key, failed[row], partial(refine, row))
         return vectors.view(*leading, packet.dim).to(packet.dtype)
-
-    def _repaired(
-        self, received: _Received, size: int, x: Tensor, sender: Sender
-    ) -> tuple[Decoded, dict[int, int], Refine]:
-        """Of a sender that is here: repairs of all rows together, each by kernels: what a message of as many bits of
-        the same points as are then known decodes to. Rows that are left need more bits than messages have, and ask for
-        them one by one.
-
-        A GPU makes the first repair of all rows before anybody knows who needs it: nearly always some do, a right block
-        is the same after it, and the host waits once less.
-        """
-        _, _, seed, side, bits, key = received
-        kernel, known, wanted = self._kernel(key), bits, 1
-
-        def tell(left: Mapping[int, int]) -> None:
-            for row, blocks in left.items():
-                words = (size // 32 * wanted + 1) * blocks
-                sender.repaired(row, HEADER_BYTES + 4 * blocks, HEADER_BYTES + 4 * words, known)
-
-        if (key.device.type == "cuda" or is_put_off()) and known < MOST_BITS:
-            failed = kernel.check(*received)
-            decoded = self._of_bits(known + wanted, x, seed, side, key)
-            counts = _counts(failed, decoded.failed)
-            if is_put_off():
-
-                def right(found: list[list[int]]) -> bool:
-                    first, then = map(_some, found)
-                    tell(first)
-                    return not then
-
-                is_right(counts, right)
-                return decoded, {}, sender
-            left, then = map(_some, counts.tolist())
-            if left:
-                tell(left)
-                known, wanted, left = known + wanted, 2 * wanted, then
-        else:
-            decoded = kernel.decode(*received)
-            left = _counted(decoded.failed)
-        while left and known + wanted <= MOST_BITS:
-            tell(left)
-            known, wanted = known + wanted, 2 * wanted
-            some = len(left) < len(decoded.failed)
-            rows = torch.tensor(list(left), device=key.device) if some else slice(None)
-            repaired = self._of_bits(known, *(part if len(part) == 1 else part[rows] for part in (x, seed, side, key)))
-            if some:
-                decoded.vectors[rows], decoded.failed[rows] = repaired
-            else:
-                decoded = repaired
-            left = _counted(decoded.failed)
-
-        def refine(row: int, request: Packet) -> Packet:
-            return (replace(sender, repaired=_untold) if request.sent < known else sender)(row, request)
-
-        return decoded, left, refine
-
-    def _of_bits(self, known: int, x: Tensor, seed: Tensor, side: Tensor, key: Tensor) -> Decoded:
-        """What messages of so many bits decode to: of vectors, by seeds and sides, with keys."""
-        symbols, checks, _ = self._kernel(x).encode(x, seed, side, known)
-        return self._kernel(x).decode(symbols, checks, seed, side, known, key)
 
     def noise(self, packet: Packet) -> Tensor:
         """d·γ²/12: the error is uniform in a cell."""
@@ -280,6 +214,44 @@ class LatticeFormat:
         return Lattice(bits=packet.bits)
 
 
+def _repaired(apart: Tensor, bits: int, size: int, sender: Sender) -> tuple[Tensor, dict[int, int], Refine]:
+    """Of rows whose keys are that far apart from what a sender who is here has sent: it is told what they would have
+    asked for. Rows that are left need more bits than messages have, and ask for them one by one; with their blocks, and
+    whom to ask."""
+    widths, reached = _widths(bits), _reached(bits, apart.device)
+    failed = apart >= reached[:, None, None]
+
+    def right(found: list[list[int]]) -> bool:
+        for (sent, known), counts in zip(pairwise(widths), found, strict=False):
+            for row, blocks in _some(counts).items():
+                words = (size // 32 * (known - sent) + 1) * blocks
+                sender.repaired(row, HEADER_BYTES + 4 * blocks, HEADER_BYTES + 4 * words, sent)
+        left.update(_some(found[-1]))
+        return not left
+
+    def refine(row: int, request: Packet) -> Packet:
+        return (replace(sender, repaired=_untold) if request.sent < widths[-1] else sender)(row, request)
+
+    left: dict[int, int] = {}
+    is_right(failed.sum(dim=-1), right)
+    return failed[-1], left, refine
+
+
+def _widths(bits: int) -> list[int]:
+    """How many bits are known before each repair and after the last, as far as messages have so many."""
+    widths, wanted = [bits], 1
+    while widths[-1] + wanted <= MOST_BITS:
+        widths.append(widths[-1] + wanted)
+        wanted *= 2
+    return widths
+
+
+@cache
+def _reached(bits: int, device: torch.device) -> Tensor:
+    """By how many cells a key must miss so that so many bits are too few."""
+    return torch.tensor([1 << (width - 1) for width in _widths(bits)], dtype=torch.int32, device=device)
+
+
 def _is_sound(widest: Tensor, side: Tensor, exact: Tensor | None) -> bool:
     """Whether all went well: no more cells than float32 can tell apart, all numbers finite. A GPU is asked once."""
     ends = () if exact is None or not exact.numel() else exact.aminmax()
@@ -295,15 +267,6 @@ def _check_distance(distance: Tensor | float | None) -> None:
     far = torch.as_tensor(0.0 if distance is None else distance)
     if not ((far >= 0) & (far < inf)).all():
         raise ValueError(f"distance is {float(far.max())}, must be finite and not negative; did training diverge?")
-
-
-def _counted(failed: Tensor) -> dict[int, int]:
-    """How many blocks of a row have failed, for each in which some have."""
-    return _some(failed.sum(dim=-1).tolist())
-
-
-def _counts(*failed: Tensor) -> Tensor:
-    return torch.stack([blocks.sum(dim=-1) for blocks in failed])
 
 
 def _some(counts: list[int]) -> dict[int, int]:

@@ -14,6 +14,8 @@ from torch import Tensor
 
 LIMIT = 2.0**21  # of |t| = |z|/γ: float32 still resolves the place within a cell; senders keep half of it
 
+NOWHERE = 1 << 30  # cells between a point and a key of which float32 cannot tell where it is
+
 
 class Encoded(NamedTuple):
     """Rows, encoded."""
@@ -28,6 +30,13 @@ class Decoded(NamedTuple):
 
     vectors: Tensor  # "n d"
     failed: Tensor  # "n W", bool: blocks that are not right
+
+
+class Transferred(NamedTuple):
+    """Rows that a receiver has, after all repairs."""
+
+    vectors: Tensor  # "n d"
+    apart: Tensor  # "n W", int32: by how many cells the key misses a point of the block at most; b bits reach 2^(b−1)
 
 
 class Rounded(NamedTuple):
@@ -47,8 +56,9 @@ class Kernel(Protocol):
     def decode(self, symbols: Tensor, checks: Tensor, seed: Tensor, side: Tensor, bits: int, key: Tensor) -> Decoded:
         """The points nearest to the key, R⁻¹ γ(k − u + ½): the same bits for every key that is near enough."""
 
-    def check(self, symbols: Tensor, checks: Tensor, seed: Tensor, side: Tensor, bits: int, key: Tensor) -> Tensor:
-        """Which blocks `decode` does not get right, "n W"."""
+    def transfer(self, x: Tensor, seed: Tensor, side: Tensor, key: Tensor) -> Transferred:
+        """Where both ends are here: what a message of x decodes to once it is repaired, and how far off the key is.
+        Vectors or keys may be a single row for all."""
 
     def encode_difference(self, x: Tensor, seed: Tensor, bits: int) -> Rounded:
         """Signs and cells of R x, in units of √(‖block‖²/rows)."""

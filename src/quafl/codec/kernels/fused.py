@@ -20,7 +20,7 @@ from torch import Tensor
 
 from quafl.codec import gaussian
 from quafl.codec.hashing import BLOCK
-from quafl.codec.kernels import Decoded, Encoded, Rounded
+from quafl.codec.kernels import NOWHERE, Decoded, Encoded, Rounded, Transferred
 from quafl.codec.kernels.oracle import Oracle
 from quafl.codec.rotation import block_count, block_size
 
@@ -105,6 +105,7 @@ else:
 
 _GOLDEN = tl.constexpr(0x9E3779B9)
 _LIMIT_BITS = tl.constexpr(0x4A000000)  # LIMIT = 2^21 as the bits of a float
+_NOWHERE = tl.constexpr(NOWHERE)
 
 
 @jit
@@ -218,8 +219,7 @@ def _encode(
     t = z * (0.03125 * tl.load(reciprocal_ptr + message))
     tl.atomic_max(widest_ptr + message, tl.max(tl.max(tl.abs(t).to(tl.int32, bitcast=True), axis=0), axis=0))
     word = _hash(seed, lane[None, :], row)  # again: that takes less than to keep all of them
-    below, k = _floor(t)
-    k += _floor(_plus_dither(t - below, word, 1))[1]
+    k = _point(t, word)
     check = tl.sum((word | 1).to(tl.int32, bitcast=True) * (k >> BITS), axis=0)
     tl.store(checks_ptr + message * blocks + lane, check, mask=lane < blocks)
 
@@ -293,12 +293,31 @@ def _symbols(
 
 
 @jit
+def _point(t, word):
+    """The lattice point of t: ⌊t⌋ + [frac(t) + u ≥ 1]."""
+    below, k = _floor(t)
+    return k + _floor(_plus_dither(t - below, word, 1))[1]
+
+
+@jit
+def _middle_of(t, word):
+    """The point nearest to a key at t, which lies at ⌊t⌋ + place − ½."""
+    below, k = _floor(t)
+    return k + _nearest_integer(_plus_dither(t - below, word, 1))
+
+
+@jit
+def _center(k, word):
+    """What a point stands for, in cells."""
+    return _plus_dither(k.to(tl.float32), word, -1) + 0.5
+
+
+@jit
 def _nearest(t, symbol, word, BITS: tl.constexpr):
     """What the points stand for that are nearest to the key, and their part of the checksum."""
-    below, first = _floor(t)
-    first += _nearest_integer(_plus_dither(t - below, word, 1)) - (1 << BITS) // 2  # the key is at below + place − ½
+    first = _middle_of(t, word) - (1 << BITS) // 2
     k = first + ((symbol.to(tl.int32, bitcast=True) - first) & ((1 << BITS) - 1))
-    return _plus_dither(k.to(tl.float32), word, -1) + 0.5, (word | 1).to(tl.int32, bitcast=True) * (k >> BITS)
+    return _center(k, word), (word | 1).to(tl.int32, bitcast=True) * (k >> BITS)
 
 
 @jit(do_not_specialize=["dim", "blocks", "whole", "rest", "message_step", "key_step"])
@@ -324,7 +343,6 @@ def _decode(
     FINE: tl.constexpr,
     UNPACKED: tl.constexpr,
     WORDS: tl.constexpr,
-    CHECK: tl.constexpr,
 ):
     number = tl.program_id(1).to(tl.int64)
     message = number * message_step
@@ -344,11 +362,51 @@ def _decode(
     expected = tl.load(checks_ptr + message * blocks + lane, mask=lane < blocks, other=0)
     failed = (check != expected) | (size >= _LIMIT_BITS)
     tl.store(failed_ptr + number * blocks + lane, failed.to(tl.int8), mask=lane < blocks)
+    z = _rotate_back(t, COARSE, LANES) * (tl.load(side_ptr + message) * 0.03125)
+    inside = _inside(row, block, blocks, whole, rest, LARGE)
+    tl.store(_at(out_ptr + number * dim + block, row, blocks), _flip(z, word), mask=inside)
 
-    if not CHECK:
-        z = _rotate_back(t, COARSE, LANES) * (tl.load(side_ptr + message) * 0.03125)
-        inside = _inside(row, block, blocks, whole, rest, LARGE)
-        tl.store(_at(out_ptr + number * dim + block, row, blocks), _flip(z, word), mask=inside)
+
+@jit(do_not_specialize=["dim", "blocks", "whole", "rest", "vector_step", "key_step"])
+def _transfer(
+    x_ptr,
+    seed_ptr,
+    side_ptr,
+    reciprocal_ptr,
+    key_ptr,
+    out_ptr,
+    apart_ptr,
+    dim,
+    blocks,
+    whole,
+    rest,
+    vector_step,
+    key_step,
+    LARGE: tl.constexpr,
+    LANES: tl.constexpr,
+    COARSE: tl.constexpr,
+    FINE: tl.constexpr,
+):
+    number = tl.program_id(1).to(tl.int64)
+    vector = number * vector_step
+    first = tl.program_id(0).to(tl.int64) * LANES
+    seed = tl.load(seed_ptr + vector).to(tl.uint64)
+    row = _index(1024, 1, COARSE)[:, None]
+    block = first + _index(LANES, 0, COARSE)[None, :]
+    inside = _inside(row, block, blocks, whole, rest, LARGE)
+    coarse = _hash(seed, block, row)
+    word = _arrange(coarse, FINE)
+    scale = 0.03125 * tl.load(reciprocal_ptr + vector)
+    x = tl.load(_at(x_ptr + vector * dim + block, row, blocks), mask=inside, other=0.0)
+    k = _point(_rotate(_flip(x, coarse), FINE, LANES) * scale, word)
+    key = tl.load(_at(key_ptr + number * key_step * dim + block, row, blocks), mask=inside, other=0.0)
+    t = _rotate(_flip(key, coarse), FINE, LANES) * scale
+    off = k - _middle_of(t, word)
+    off = tl.where(tl.abs(t).to(tl.int32, bitcast=True) < _LIMIT_BITS, off ^ (off >> 31), _NOWHERE)
+    lane = first + _index(LANES, 0, FINE)
+    tl.store(apart_ptr + number * blocks + lane, tl.max(off, axis=0), mask=lane < blocks)
+    z = _rotate_back(_center(k, word), COARSE, LANES) * (tl.load(side_ptr + vector) * 0.03125)
+    tl.store(_at(out_ptr + number * dim + block, row, blocks), _flip(z, coarse), mask=inside)
 
 
 @jit
@@ -462,10 +520,10 @@ class Triton:
     """On a GPU; or anywhere under TRITON_INTERPRET=1, slowly, for tests."""
 
     # Blocks in a tile, and warps to work on it: 8 are 32 octets of every row, a sector of memory.
-    encode_lanes = decode_lanes = difference_encode_lanes = 8
+    encode_lanes = decode_lanes = transfer_lanes = difference_encode_lanes = 8
     difference_decode_lanes = 16
     # A thread's: as few as hold what it computes with, so that many tiles are under way on a multiprocessor at a time.
-    encode_registers, decode_registers = 72, 128
+    encode_registers, decode_registers, transfer_registers = 72, 128, 128
     difference_encode_registers, difference_decode_registers = 64, 56
 
     def __init__(self) -> None:
@@ -502,21 +560,11 @@ class Triton:
 
     def decode(self, symbols: Tensor, checks: Tensor, seed: Tensor, side: Tensor, bits: int, key: Tensor) -> Decoded:
         """See Kernel."""
-        return self._decode(symbols, checks, seed, side, bits, key, check=False)
-
-    def check(self, symbols: Tensor, checks: Tensor, seed: Tensor, side: Tensor, bits: int, key: Tensor) -> Tensor:
-        """See Kernel."""
-        return self._decode(symbols, checks, seed, side, bits, key, check=True).failed
-
-    def _decode(
-        self, symbols: Tensor, checks: Tensor, seed: Tensor, side: Tensor, bits: int, key: Tensor, *, check: bool
-    ) -> Decoded:
-        """Without vectors, if it is to check alone."""
         rows, dim = max(len(symbols), len(key)) if len(symbols) and len(key) else 0, key.shape[-1]
         if block_size(dim) < BLOCK:
             return Oracle().decode(symbols, checks, seed, side, bits, key)
         blocks, apart = block_count(dim), 32 % bits == 0
-        vectors = torch.empty((0 if check else rows, dim), device=key.device)
+        vectors = torch.empty((rows, dim), device=key.device)
         failed = torch.empty((rows, blocks), dtype=torch.bool, device=key.device)
         if rows * blocks:
             _decode[(triton.cdiv(blocks, self.decode_lanes), rows)](
@@ -536,11 +584,37 @@ class Triton:
                 BITS=bits,
                 UNPACKED=_unpacked(self.decode_lanes, bits, apart=apart),
                 WORDS=_layout(self.decode_lanes, bits),
-                CHECK=check,
                 maxnreg=self.decode_registers,
                 **_options(self.decode_lanes, blocks, apart=apart),
             )
         return Decoded(vectors, failed)
+
+    def transfer(self, x: Tensor, seed: Tensor, side: Tensor, key: Tensor) -> Transferred:
+        """See Kernel."""
+        rows, dim = max(len(x), len(key)) if len(x) and len(key) else 0, key.shape[-1]
+        if block_size(dim) < BLOCK:
+            return Oracle().transfer(x, seed, side, key)
+        blocks = block_count(dim)
+        vectors = torch.empty((rows, dim), device=key.device)
+        apart = torch.empty((rows, blocks), dtype=torch.int32, device=key.device)
+        if rows * blocks:
+            _transfer[(triton.cdiv(blocks, self.transfer_lanes), rows)](
+                x.contiguous(),
+                seed.contiguous(),
+                side.contiguous(),
+                side.reciprocal(),
+                key.contiguous(),
+                vectors,
+                apart,
+                dim,
+                blocks,
+                *divmod(dim, blocks),
+                int(len(x) > 1),
+                int(len(key) > 1),
+                maxnreg=self.transfer_registers,
+                **_options(self.transfer_lanes, blocks, apart=True),
+            )
+        return Transferred(vectors, apart)
 
     def encode_difference(self, x: Tensor, seed: Tensor, bits: int) -> Rounded:
         """See Kernel."""

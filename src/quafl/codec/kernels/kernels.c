@@ -17,6 +17,7 @@
 
 #define GOLDEN 0x9E3779B9u
 #define FARTHEST 0x4A000000 /* 2^21 as a float's bits: beyond it, float32 does not resolve the place within a cell */
+#define NOWHERE (1 << 30)     /* cells between a point and a key of which float32 cannot tell where it is */
 
 #define JOIN_(a, b) a##_##b
 #define JOIN(a, b) JOIN_(a, b)
@@ -120,6 +121,22 @@ void quafl_decode(int set, int64_t rows, int packet_step, int key_step, const ui
     else
       OF_SET(decode)(mine, sums, near, dim, blocks, key, sides[packet], bits, out + row * dim,
                                  failed + row * blocks);
+  }
+}
+
+/* A vector and a key per row, or one for all (steps of 0). */
+void quafl_transfer(int set, int64_t rows, int vector_step, int key_step, const float *x, const float *keys,
+                    int64_t dim, int64_t blocks, int size, const uint64_t *seeds, const float *sides, float *out,
+                    int32_t *apart) {
+  expect_large(out, 4 * rows * dim);
+  for (int64_t row = 0; row < rows && blocks; row++) {
+    const int64_t vector = row * vector_step;
+    const uint32_t key = seed_key(seeds[vector]);
+    const float *mine = x + vector * dim, *near = keys + row * key_step * dim;
+    if (size < 1024)
+      small_transfer(mine, near, dim, size, key, sides[vector], out + row * dim, apart + row);
+    else
+      OF_SET(transfer)(mine, near, dim, blocks, key, sides[vector], out + row * dim, apart + row * blocks);
   }
 }
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from quafl.codec import gaussian
-from quafl.codec.kernels import Decoded, Encoded, Rounded
+from quafl.codec.kernels import Decoded, Encoded, Rounded, Transferred
 from quafl.codec.rotation import block_count, block_size
 
 INSTRUCTION_SETS = ("plain", "avx2", "avx512")
@@ -45,9 +45,13 @@ class Native:
         self._call("decode", rows, messages, keys, symbols, checks, key, *form, seed, side, bits, vectors, failed)
         return Decoded(vectors, failed)
 
-    def check(self, symbols: Tensor, checks: Tensor, seed: Tensor, side: Tensor, bits: int, key: Tensor) -> Tensor:
+    def transfer(self, x: Tensor, seed: Tensor, side: Tensor, key: Tensor) -> Transferred:
         """See Kernel."""
-        return self.decode(symbols, checks, seed, side, bits, key).failed
+        rows, dim = max(len(x), len(key)) if len(x) and len(key) else 0, key.shape[-1]
+        form = dim, block_count(dim), block_size(dim)
+        vectors, apart = torch.empty((rows, dim)), torch.empty((rows, form[1]), dtype=torch.int32)
+        self._call("transfer", rows, int(len(x) > 1), int(len(key) > 1), x, key, *form, seed, side, vectors, apart)
+        return Transferred(vectors, apart)
 
     def encode_difference(self, x: Tensor, seed: Tensor, bits: int) -> Rounded:
         """See Kernel."""
@@ -88,6 +92,7 @@ def _load() -> ctypes.CDLL:
     takes: dict[str, list[type]] = {
         "encode": [whole, address, *form, address, address, number, *3 * (address,)],
         "decode": [whole, number, number, *3 * (address,), *form, address, address, number, address, address],
+        "transfer": [whole, number, number, address, address, *form, *4 * (address,)],
         "encode_difference": [whole, address, *form, address, number, *5 * (address,)],
         "decode_difference": [whole, address, address, *form, address, number, address, address],
     }

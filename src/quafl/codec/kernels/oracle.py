@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from quafl.codec import gaussian, hashing
-from quafl.codec.kernels import LIMIT, Decoded, Encoded, Rounded
+from quafl.codec.kernels import LIMIT, NOWHERE, Decoded, Encoded, Rounded, Transferred
 from quafl.codec.packing import pack, unpack
 from quafl.codec.rotation import block_count, block_size, rotate, rotate_back, to_blocks
 
@@ -34,9 +34,16 @@ class Oracle:
         vectors = rotate_back(centers(k, words), signs, side).flatten(-2)[..., : key.shape[-1]]
         return Decoded(vectors.contiguous(), failed)
 
-    def check(self, symbols: Tensor, checks: Tensor, seed: Tensor, side: Tensor, bits: int, key: Tensor) -> Tensor:
+    def transfer(self, x: Tensor, seed: Tensor, side: Tensor, key: Tensor) -> Transferred:
         """See Kernel."""
-        return self.decode(symbols, checks, seed, side, bits, key).failed
+        words = _words(seed, x.shape[-1])
+        signs, side, dither = hashing.sign(words), side[:, None, None], hashing.dither(words)
+        k = points(rotate(to_blocks(x), signs) * side.reciprocal(), dither)
+        middle, reachable = around(rotate(to_blocks(key), signs) * side.reciprocal(), dither)
+        off = k - middle
+        apart = (off ^ (off >> 31)).where(reachable, NOWHERE).amax(dim=-2)
+        vectors = rotate_back(centers(k, words), signs, side).flatten(-2)[..., : x.shape[-1]]
+        return Transferred(vectors.expand(len(apart), -1).contiguous(), apart)
 
     def encode_difference(self, x: Tensor, seed: Tensor, bits: int) -> Rounded:
         """See Kernel."""
@@ -80,12 +87,18 @@ def points(t: Tensor, dither: Tensor) -> Tensor:
 
 def nearest(residues: Tensor, bits: int, t: Tensor, dither: Tensor) -> tuple[Tensor, Tensor]:
     """The k ≡ residue (mod 2^b) nearest to the key's t + u − ½, and where the key is near enough to tell."""
+    middle, reachable = around(t, dither)
+    first = middle - (1 << (bits - 1))  # of the 2^b points around it
+    return first + ((residues - first) & ((1 << bits) - 1)), reachable
+
+
+def around(t: Tensor, dither: Tensor) -> tuple[Tensor, Tensor]:
+    """The point nearest to the key's t + u − ½, and where the key is near enough to tell."""
     reachable = t.abs() < LIMIT
     t = t.where(reachable, 0.0)
     floor = t.floor()
     place = (t - floor) + dither  # the key is at ⌊t⌋ + place − ½
-    first = floor.to(torch.int32) + (place >= 0.5) + (place >= 1.5) - (1 << (bits - 1))  # of the 2^b points around it
-    return first + ((residues - first) & ((1 << bits) - 1)), reachable
+    return floor.to(torch.int32) + (place >= 0.5) + (place >= 1.5), reachable
 
 
 def centers(k: Tensor, words: Tensor) -> Tensor:

@@ -84,6 +84,17 @@ static int32_t small_floor(float t) {
   return below - ((float)below > t);
 }
 
+static int32_t small_point(float t, uint32_t hash) {
+  int32_t below = small_floor(t);
+  return below + ((t - (float)below) + small_dither(hash) >= 1.0f);
+}
+
+static int32_t small_nearest(float t, uint32_t hash) {
+  int32_t below = small_floor(t);
+  float place = (t - (float)below) + small_dither(hash);
+  return below + (place >= 0.5f) + (place >= 1.5f);
+}
+
 static void small_encode(const float *x, int64_t dim, int rows, uint32_t key, float side, int bits, uint32_t *symbols,
                          uint32_t *checks, float *widest) {
   float z[512];
@@ -99,8 +110,7 @@ static void small_encode(const float *x, int64_t dim, int rows, uint32_t key, fl
     size &= 0x7FFFFFFF;
     if (size > most) most = size;
     if (size >= FARTHEST) t = 0;
-    int32_t below = small_floor(t);
-    int32_t k = below + ((t - (float)below) + small_dither(hash) >= 1.0f);
+    int32_t k = small_point(t, hash);
     check += (hash | 1u) * (uint32_t)(k >> bits);
     found[i] = (uint32_t)k & ((1u << bits) - 1);
   }
@@ -124,14 +134,33 @@ static void small_decode(const uint32_t *symbols, const uint32_t *checks, const 
     int32_t size;
     memcpy(&size, &t, 4);
     if ((size & 0x7FFFFFFF) >= FARTHEST) t = 0, lost = 1;
-    int32_t below = small_floor(t);
-    float place = (t - (float)below) + small_dither(hash);
-    int32_t first = below + (place >= 0.5f) + (place >= 1.5f) - half;
+    int32_t first = small_nearest(t, hash) - half;
     int32_t k = first + ((int32_t)(found[i] - (uint32_t)first) & mask);
     check += (hash | 1u) * (uint32_t)(k >> bits);
     z[i] = ((float)k - small_dither(hash)) + 0.5f;
   }
   *failed = (uint8_t)(lost || check != *checks);
+  small_rotate_back(z, rows, key, side, out, dim);
+}
+
+static void small_transfer(const float *x, const float *key_vector, int64_t dim, int rows, uint32_t key, float side,
+                           float *out, int32_t *apart) {
+  float z[512], near[512];
+  const float reciprocal = 1.0f / side;
+  *apart = 0;
+  small_rotate(x, dim, rows, key, z);
+  small_rotate(key_vector, dim, rows, key, near);
+  for (int i = 0; i < rows; i++) {
+    float t[2] = {z[i] * reciprocal, near[i] * reciprocal};
+    int32_t size[2];
+    memcpy(size, t, 8);
+    for (int which = 0; which < 2; which++) size[which] = (size[which] & 0x7FFFFFFF) >= FARTHEST;
+    uint32_t hash = small_hash(key, i);
+    int32_t k = small_point(size[0] ? 0 : t[0], hash), off = k - small_nearest(size[1] ? 0 : t[1], hash);
+    off = size[1] ? NOWHERE : off < 0 ? ~off : off;
+    if (off > *apart) *apart = off;
+    z[i] = ((float)k - small_dither(hash)) + 0.5f;
+  }
   small_rotate_back(z, rows, key, side, out, dim);
 }
 
