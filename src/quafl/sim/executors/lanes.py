@@ -155,8 +155,8 @@ class Lanes:
             return clients
         enough = -(-total // longest)  # lanes, so that those who take the most steps are not waited for
         plan = share_out(counts.tolist(), min(len(self._lanes.factor), -(-enough // self._size) * self._size))
-        here, whose = clients.base.device, torch.tensor(plan.rows)
-        work = placed(torch.stack((ids[whose], clients.steps[whose] + torch.tensor(plan.steps))), here)
+        here, rows = clients.base.device, torch.tensor(plan.rows)
+        work = placed(torch.stack((ids[rows], clients.steps[rows] + torch.tensor(plan.steps))), here)
         factor = torch.full((len(ids),), self._optimizer.rate)
         if self._optimizer.factor is not None:
             factor = factor * self._optimizer.factor(clients.round)
@@ -168,10 +168,11 @@ class Lanes:
         at_first, then, given = (list(zip(*map(torch.unbind, some), strict=True)) for some in (before, after, fixed))
         _copy([(then[row], at_first[row]) for row, count in enumerate(counts.tolist()) if not count])
         now = list(at_first)
-        for tick, active in enumerate(plan.active):
+        client, step = (lanes[: plan.width] for lanes in (self._lanes.client, self._lanes.step))
+        for tick, (active, whose, which) in enumerate(zip(plan.active, *map(torch.unbind, work), strict=True)):
             _copy([(self._seats[lane], (*now[row], *given[row])) for lane, row in plan.come[tick]])
-            self._lanes.client[: plan.width].copy_(work[0, tick])
-            self._lanes.step[: plan.width].copy_(work[1, tick])
+            client.copy_(whose)
+            step.copy_(which)
             self._advance(active)
             _copy([(then[row], self._seats[lane][: len(then[row])]) for lane, row in plan.go[tick]])
             for _, row in plan.go[tick]:
