@@ -55,8 +55,9 @@ def drawing_from(seed: int, device: torch.device) -> Iterator[None]:
     `torch.manual_seed` would seed those of all devices there are, at a cost that a small model's step would feel.
     """
     if device.type == "cuda":
-        with torch.random.fork_rng(devices=[device]):
-            torch.manual_seed(seed)
+        with torch.random.fork_rng(devices=[device]), torch.cuda.device(device):
+            torch.default_generator.manual_seed(seed)
+            torch.cuda.manual_seed(seed)
             yield
         return
     generator = torch.default_generator

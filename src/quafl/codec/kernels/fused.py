@@ -352,14 +352,14 @@ def _decode(
     block = first + _index(LANES, 0, COARSE)[None, :]
     column = key_ptr + number * key_step * dim + block
     key = tl.load(_at(column, row, blocks), mask=_inside(row, block, blocks, whole, rest, LARGE), other=0.0)
+    lane = first + _index(LANES, 0, FINE)
+    symbol = _symbols(symbols_ptr + message * (32 * BITS) * blocks, first, blocks, BITS, LANES, FINE, UNPACKED, WORDS)
+    expected = tl.load(checks_ptr + message * blocks + lane, mask=lane < blocks, other=0)
     word = _hash(seed, block, row)
     t = _rotate(_flip(key, word), FINE, LANES) * (0.03125 * tl.load(reciprocal_ptr + message))
     size = tl.max(tl.abs(t).to(tl.int32, bitcast=True), axis=0)
-    lane = first + _index(LANES, 0, FINE)
-    symbol = _symbols(symbols_ptr + message * (32 * BITS) * blocks, first, blocks, BITS, LANES, FINE, UNPACKED, WORDS)
     t, check = _nearest(t, symbol, _arrange(word, FINE), BITS)
     check = tl.sum(check, axis=0)
-    expected = tl.load(checks_ptr + message * blocks + lane, mask=lane < blocks, other=0)
     failed = (check != expected) | (size >= _LIMIT_BITS)
     tl.store(failed_ptr + number * blocks + lane, failed.to(tl.int8), mask=lane < blocks)
     z = _rotate_back(t, COARSE, LANES) * (tl.load(side_ptr + message) * 0.03125)
