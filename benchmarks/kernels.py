@@ -59,7 +59,6 @@ def compiled(what: str, bits: int, registers: int) -> dict[str, Any]:
         kernel,
         kinds,
         {(place,): constants[argument] for place, argument in arguments if argument in constants},
-        {(place,): [["tt.divisibility", 16]] for place, argument in arguments if kinds[argument].startswith("*")},
     )
     options = {name: value for name, value in options.items() if name.islower()} | {"maxnreg": registers}
     made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)

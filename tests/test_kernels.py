@@ -171,6 +171,17 @@ def test_the_triton_kernel_agrees_in_its_interpreter() -> None:
     check_in_interpreter("-c", INTERPRET)
 
 
+def test_where_numbers_begin_and_how_many_there_are_make_no_kernel_compiled_anew() -> None:
+    pytest.importorskip("triton", reason="needs Triton (the extra 'cuda')")
+    from quafl.codec.kernels import fused
+
+    if fused.INTERPRETED:
+        pytest.skip("nothing is compiled in the interpreter")
+    for kernel in fused._encode, fused._decode, fused._transfer, fused._encode_difference, fused._decode_difference:
+        given = [one for one in kernel.params if not one.is_constexpr]
+        assert all(one.do_not_specialize and one.do_not_specialize_on_alignment for one in given), kernel
+
+
 def test_whatever_arrives_the_kernel_computes_nothing_undefined(tmp_path: Path) -> None:
     """Sanitizers do not look into vectors: here they are classes of one lane (lanes.hpp)."""
     if shutil.which("g++") is None:

@@ -12,6 +12,7 @@ torch.
 """
 
 from functools import cache
+from inspect import signature
 from typing import Any
 
 import torch
@@ -103,6 +104,12 @@ else:
         return _floor(_sum_down(place, 0.5))[1]
 
 
+def _kernel(function: Any) -> Any:
+    """Compiled once for its constants: whatever the sizes, and wherever a tensor's numbers begin."""
+    values = [name for name, one in signature(function).parameters.items() if one.annotation is not tl.constexpr]
+    return jit(do_not_specialize=values, do_not_specialize_on_alignment=values)(function)
+
+
 _GOLDEN = tl.constexpr(0x9E3779B9)
 _LIMIT_BITS = tl.constexpr(0x4A000000)  # LIMIT = 2^21 as the bits of a float
 _NOWHERE = tl.constexpr(NOWHERE)
@@ -185,7 +192,7 @@ def _at(base, row, blocks):
     return (base.to(tl.pointer_type(tl.int8)) + near * pitch + far * pitch).to(base.dtype)
 
 
-@jit(do_not_specialize=["dim", "blocks", "whole", "rest"])
+@_kernel
 def _encode(
     x_ptr,
     seed_ptr,
@@ -320,7 +327,7 @@ def _nearest(t, symbol, word, BITS: tl.constexpr):
     return _center(k, word), (word | 1).to(tl.int32, bitcast=True) * (k >> BITS)
 
 
-@jit(do_not_specialize=["dim", "blocks", "whole", "rest", "message_step", "key_step"])
+@_kernel
 def _decode(
     symbols_ptr,
     checks_ptr,
@@ -367,7 +374,7 @@ def _decode(
     tl.store(_at(out_ptr + number * dim + block, row, blocks), _flip(z, word), mask=inside)
 
 
-@jit(do_not_specialize=["dim", "blocks", "whole", "rest", "vector_step", "key_step"])
+@_kernel
 def _transfer(
     x_ptr,
     seed_ptr,
@@ -423,7 +430,7 @@ def _inverse_root(s):
     return guess * (1.5 - (half * guess) * guess)
 
 
-@jit(do_not_specialize=["dim", "blocks", "whole", "rest"])
+@_kernel
 def _encode_difference(
     x_ptr,
     seed_ptr,
@@ -484,7 +491,7 @@ def _encode_difference(
     _store_symbols(symbols_ptr + message * (32 * BITS) * blocks, symbol, row, first, blocks, BITS, LANES, WORDS, GROUPS)
 
 
-@jit(do_not_specialize=["dim", "blocks", "whole", "rest"])
+@_kernel
 def _decode_difference(
     symbols_ptr,
     scale_ptr,
