@@ -228,6 +228,7 @@ def speeds(bench: Bench, task: Supervised, simulation: Simulation, rounds: Any) 
         next(rounds)
         return rate(lambda: [next(rounds) for _ in range(bench.rounds)], lambda: simulation._fleet.totals.steps)
 
+    some()  # what is made on the way is made by then
     whole = some()
     with slow_host():
         slowly = some()
