@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
+TO_TRY := $(if $(wildcard $(INSTALLED)),$(INSTALLED),.venv/to-try)
 FEDERATED := provision streams federation taking_part server_side client_side restarts defence flare flare_filters processes attacks lora
 ON_GPU := device executors kernels judging ahead changing convolutions
 BRIDGED := flower flare_filters people data
@@ -13,17 +14,19 @@ BRIDGED := flower flare_filters people data
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
 
-$(INSTALLED): pyproject.toml setup.py constraints.txt $(wildcard src/quafl/codec/kernels/*.[ch])
+$(INSTALLED): EXTRAS := dev
+.venv/to-try: EXTRAS := figures,data,federation
+$(INSTALLED) .venv/to-try: pyproject.toml setup.py constraints.txt $(wildcard src/quafl/codec/kernels/*.[ch])
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "QuAFL needs Python 3.11 or newer; name one with: make PYTHON=python3.11 ..." >&2; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@
 
-demo: $(INSTALLED) ## Compare three algorithms at equal bits on handwritten digits (under a minute)
+demo: $(TO_TRY) ## Compare three algorithms at equal bits on handwritten digits (under a minute)
 	$(BIN)/quafl run demo --out runs/demo --overwrite
 
-federation: $(INSTALLED) ## Train with real processes under mutual TLS: a server and four clients here (a minute)
+federation: $(TO_TRY) ## Train with real processes under mutual TLS: a server and four clients here (a minute)
 	$(BIN)/quafl federation demo --out runs/federation --overwrite
 
 test: lint ## Check format, lint, types, and run all tests

@@ -32,7 +32,8 @@ from quafl.record.summary import RecordError, final, read_curves
 from quafl.run.folders import prepare, reopen
 from quafl.run.jobs import FORMAT, Job, compute
 from quafl.run.pool import places
-from quafl.settings.reading import builtin, load
+from quafl.settings.base import SettingsError
+from quafl.settings.reading import builtin, load, load_federation
 
 SMALL = ["run.until=60", "run.seeds=[3,4]", "clients.count=8", "algorithm.sampled=2"]
 
@@ -652,8 +653,22 @@ def test_the_list_has_everything_that_can_be_named() -> None:
     assert {"quafl", "calibrated", "ca2fl"} <= found["algorithms"].keys()
     assert found["tasks"]["digits"] == "scikit-learn's handwritten digits and a two-layer network"
     assert all(about for entries in found.values() for about in entries.values())
-    shown = CliRunner().invoke(app, ["list"], env={"COLUMNS": "200"}).stdout
+    wide = {"COLUMNS": "200"}
+    shown = CliRunner().invoke(app, ["list", *found], env=wide).stdout
     assert all(name in shown for entries in found.values() for name in entries)
+    glance = CliRunner().invoke(app, ["list"], env=wide).stdout
+    assert all(name in glance for kind in ("experiments", "algorithms", "codecs", "tasks") for name in found[kind])
+    assert f"{len(found['figures'])} of them   quafl list figures" in glance
+    misspelt = CliRunner().invoke(app, ["list", "codecz"])
+    assert misspelt.exit_code == 2
+    assert "there are no 'codecz' to list, choose from experiments, figures" in " ".join(misspelt.output.split())
+
+
+def test_a_built_in_experiment_cannot_be_served(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="'demo' are a built-in experiment, which is simulated: a federation needs"):
+        load_federation("demo")
+    with pytest.raises(SettingsError, match=r"No such file or directory\): give a TOML file$"):
+        load_federation(str(tmp_path / "nope.toml"))
 
 
 def test_a_reader_that_has_seen_enough_ends_a_command_without_a_word() -> None:

@@ -1,6 +1,7 @@
 """What there is: `quafl list | doctor`."""
 
 import json
+from typing import Annotated
 
 import typer
 from rich import box
@@ -9,21 +10,34 @@ from rich.table import Table
 
 from quafl.cli.terminal import EXTRAS, Json, console, one_sentence
 
+AT_A_GLANCE = 16  # entries of a kind, that are listed without being asked for
+
 app = typer.Typer()
 
 
 @app.command(name="list")
-def list_(json_: Json = False) -> None:
+def list_(
+    kinds: Annotated[list[str] | None, typer.Argument(metavar="[KIND]...", help="Only these, whole.")] = None,
+    json_: Json = False,
+) -> None:
     """Show what can be named: experiments, figures, regimes, algorithms, codecs and tasks."""
     with one_sentence():
+        from quafl.settings.base import SettingsError
         from quafl.settings.catalogue import catalogue
 
         found = catalogue()
+        unknown = next((kind for kind in kinds or [] if kind not in found), None)
+        if unknown is not None:
+            raise SettingsError(f"there are no {unknown!r} to list, choose from {', '.join(found)}")
+        chosen = {kind: found[kind] for kind in kinds or found}
         if json_:
-            typer.echo(json.dumps(found, indent=2, ensure_ascii=False))
+            typer.echo(json.dumps(chosen, indent=2, ensure_ascii=False))
             return
-        for kind, entries in found.items():
-            _print(kind, [(name, about) for name, about in entries.items()])
+        for kind, entries in chosen.items():
+            if kinds or len(entries) <= AT_A_GLANCE:
+                _print(kind, [(name, about) for name, about in entries.items()])
+            else:
+                _print(kind, [(f"{len(entries)} of them", f"quafl list {kind}")])
 
 
 @app.command()

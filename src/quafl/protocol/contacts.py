@@ -180,8 +180,10 @@ class Contacts(Debts):
                     if member.owes == question.ticket:
                         member.accepted, member.seconds = True, self.now - question.asked_at
                 case Refused() as refusal:
-                    self._say(WARNING, "%s refused the contact: %s", member.name, messages.sentence(refusal))
-                    if member.owes == question.ticket:  # else it has been asked something newer
+                    if member.owes != question.ticket:
+                        self._say(INFO, "%s dropped a contact for a newer one", member.name)
+                    else:
+                        self._say(WARNING, "%s refused the contact: %s", member.name, messages.sentence(refusal))
                         self._strike(member, "refusals")
                         self._miss(member, question)
                 case other:

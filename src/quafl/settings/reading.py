@@ -57,7 +57,12 @@ def curves_of(
 
 def load_federation(source: str, overrides: Sequence[str] = ()) -> FederationSettings:
     """A real federation's settings, with `key=value` overrides laid over them."""
-    return federation_of(merged(read(source), changes_of(overrides)), folder_of(source))
+    if source in builtin():
+        raise SettingsError(
+            f"settings '{source}' are a built-in experiment, which is simulated: a federation needs a TOML file that "
+            f"names a task of your own (docs/federation.md); `quafl federation demo` shows one at work"
+        )
+    return federation_of(merged(read(source, ()), changes_of(overrides)), folder_of(source))
 
 
 def federation_of(raw: Raw, beside: Path | None = None) -> FederationSettings:
@@ -109,8 +114,8 @@ def _presets() -> Any:
     return resources.files("quafl") / "presets"
 
 
-def read(source: str) -> Raw:
-    """What a file or a built-in experiment says, as it is."""
+def read(source: str, names: Sequence[str] | None = None) -> Raw:
+    """What a file or a built-in experiment says, as it is; names are offered to who gives neither, by default all."""
     if source in builtin():
         text = preset_text("", source)
     else:
@@ -118,9 +123,10 @@ def read(source: str) -> Raw:
             text = Path(source).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "not a text file"
-            known = ", ".join(builtin())
+            known = ", ".join(builtin() if names is None else names)
             raise SettingsError(
-                f"cannot read settings '{source}' ({reason}): give a TOML file, or one of the built-in names: {known}"
+                f"cannot read settings '{source}' ({reason}): give a TOML file"
+                + (f", or one of the built-in names: {known}" if known else "")
             ) from error
     try:
         return tomllib.loads(text)

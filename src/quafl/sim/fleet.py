@@ -102,7 +102,7 @@ class SimulatedFleet:
             left_out=coders.up.nothing_left_out(everybody.base[0]),
         )
         store = Store(everybody, somebody, memory, **(given or {}))
-        self._slow = speeds.relative() <= SLOW
+        self._slow = (speeds.relative() <= SLOW).numpy()  # asked one by one
         self._there, self._present = torch.empty(0, dtype=torch.bool), torch.empty(0, dtype=torch.int64)
         self._contacts = 0  # ever, of clients together
         self._waiting: list[_Waiting] = []  # contacts whose local steps have not been computed yet

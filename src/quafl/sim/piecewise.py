@@ -67,6 +67,8 @@ class Piecewise:
         return float(self.times[:, 1:][rises].min()) if rises.any() else torch.inf
 
     def _piece(self, ids: Ids, time: Tensor) -> Tensor:
+        if self.is_steady:
+            return torch.zeros_like(ids)
         return torch.searchsorted(self.times[ids], time.unsqueeze(-1), right=True).squeeze(-1) - 1
 
     def _until(self, ids: Ids, time: Tensor) -> Tensor:

@@ -134,9 +134,6 @@ def _own_rows_of_few(tensor: Tensor) -> tuple[Tensor, ...]:
 def _own_rows(tensor: Tensor) -> tuple[Tensor, ...]:
     """The rows, none of which keeps the others or anything larger alive; the same one for all, if they are the same."""
     if len(tensor) > 1 and tensor.stride(0):
-        rows = tensor.unbind()
-        own = tuple(map(torch.empty_like, rows))
-        torch._foreach_copy_(own, rows)  # at once, on a GPU
-        return own
+        return tuple(torch._foreach_mul(tensor.unbind(), 1))  # copies, all made by one call
     row = tensor[0]
     return (row if row.untyped_storage().nbytes() <= row.nbytes else row.clone(),) * len(tensor)
