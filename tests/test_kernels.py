@@ -72,6 +72,10 @@ def assert_agree(writer: str, reader: str, dim: int, bits: int) -> None:
         whole = ~wanted.failed.any(dim=-1)
         assert torch.equal(decoded.vectors.cpu()[whole], wanted.vectors[whole])
         assert torch.equal(moved.vectors.cpu()[whole], wanted.vectors[whole])
+    shared = KERNELS[reader].transfer(*place(reader, x[:1], seed[:1], side[:1], key))  # one vector, three receivers
+    each = Oracle().transfer(*(one[:1].repeat_interleave(3, dim=0) for one in (x, seed, side)), key)
+    assert torch.equal(shared.vectors.cpu(), each.vectors[:1])
+    assert torch.equal(shared.apart.cpu(), each.apart)
     if bits <= gaussian.MOST_BITS:
         assert_agree_on_a_difference(writer, reader, x, seed, bits)
 
@@ -156,8 +160,10 @@ for dim, bits in (1, 4), (5000, 1), (1500, 3), (1024, 4), (9 * 1024 - 7, 8), (10
         assert torch.equal(got.failed, wanted.failed), (dim, bits)
         whole = ~wanted.failed.any(dim=-1)
         assert torch.equal(got.vectors[whole], wanted.vectors[whole]), (dim, bits)
-        moved, wanted = (kernel.transfer(x, seed, side, keys) for kernel in (Triton(), Oracle()))
-        assert all(torch.equal(a, b) for a, b in zip(moved, wanted)), (dim, bits)
+        for some in slice(None), slice(1):  # a vector each, and one for all
+            parts = x[some], seed[some], side[some], keys
+            moved, wanted = (kernel.transfer(*parts) for kernel in (Triton(), Oracle()))
+            assert all(torch.equal(a, b) for a, b in zip(moved, wanted)), (dim, bits)
     if bits <= 8:
         mine, theirs = (kernel.encode_difference(x, seed, bits) for kernel in (Triton(), Oracle()))
         assert all(torch.equal(a, b) for a, b in zip(mine, theirs)), (dim, bits)

@@ -145,6 +145,8 @@ class Lattice:
             x = _rows(refine.x.to(torch.float32), leading, 1)
             vectors, apart = self._kernel(key).transfer(x, seed, side, keys)
             failed, left, refine = _repaired(apart, packet.bits, block_size(packet.dim), refine)
+            vectors = vectors.expand(len(apart), -1)
+            vectors = vectors.clone() if left else vectors  # to be repaired
         else:
             vectors, failed = self._kernel(key).decode(symbols, checks, seed, side, packet.bits, keys)
             found = failed.sum(dim=-1)

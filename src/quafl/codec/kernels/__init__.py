@@ -33,9 +33,9 @@ class Decoded(NamedTuple):
 
 
 class Transferred(NamedTuple):
-    """Rows that a receiver has, after all repairs."""
+    """What receivers have, after all repairs."""
 
-    vectors: Tensor  # "n d"
+    vectors: Tensor  # "n d", or a single row for all
     apart: Tensor  # "n W", int32: by how many cells the key misses a point of the block at most; b bits reach 2^(b−1)
 
 

@@ -412,8 +412,9 @@ def _transfer(
     off = tl.where(tl.abs(t).to(tl.int32, bitcast=True) < _LIMIT_BITS, off ^ (off >> 31), _NOWHERE)
     lane = first + _index(LANES, 0, FINE)
     tl.store(apart_ptr + number * blocks + lane, tl.max(off, axis=0), mask=lane < blocks)
-    z = _rotate_back(_center(k, word), COARSE, LANES) * (tl.load(side_ptr + vector) * 0.03125)
-    tl.store(_at(out_ptr + number * dim + block, row, blocks), _flip(z, coarse), mask=inside)
+    if number == vector:  # who hears the same gets the same
+        z = _rotate_back(_center(k, word), COARSE, LANES) * (tl.load(side_ptr + vector) * 0.03125)
+        tl.store(_at(out_ptr + number * dim + block, row, blocks), _flip(z, coarse), mask=inside)
 
 
 @jit
@@ -602,7 +603,7 @@ class Triton:
         if block_size(dim) < BLOCK:
             return Oracle().transfer(x, seed, side, key)
         blocks = block_count(dim)
-        vectors = torch.empty((rows, dim), device=key.device)
+        vectors = torch.empty((min(rows, len(x)), dim), device=key.device)
         apart = torch.empty((rows, blocks), dtype=torch.int32, device=key.device)
         if rows * blocks:
             _transfer[(triton.cdiv(blocks, self.transfer_lanes), rows)](

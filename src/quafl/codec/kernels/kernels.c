@@ -124,19 +124,20 @@ void quafl_decode(int set, int64_t rows, int packet_step, int key_step, const ui
   }
 }
 
-/* A vector and a key per row, or one for all (steps of 0). */
+/* A vector and a key per row, or one for all (steps of 0); what comes of a vector that is for all is written once. */
 void quafl_transfer(int set, int64_t rows, int vector_step, int key_step, const float *x, const float *keys,
                     int64_t dim, int64_t blocks, int size, const uint64_t *seeds, const float *sides, float *out,
                     int32_t *apart) {
-  expect_large(out, 4 * rows * dim);
+  expect_large(out, 4 * (vector_step ? rows : 1) * dim);
   for (int64_t row = 0; row < rows && blocks; row++) {
     const int64_t vector = row * vector_step;
     const uint32_t key = seed_key(seeds[vector]);
     const float *mine = x + vector * dim, *near = keys + row * key_step * dim;
+    float *result = row == vector ? out + row * dim : NULL;
     if (size < 1024)
-      small_transfer(mine, near, dim, size, key, sides[vector], out + row * dim, apart + row);
+      small_transfer(mine, near, dim, size, key, sides[vector], result, apart + row);
     else
-      OF_SET(transfer)(mine, near, dim, blocks, key, sides[vector], out + row * dim, apart + row * blocks);
+      OF_SET(transfer)(mine, near, dim, blocks, key, sides[vector], result, apart + row * blocks);
   }
 }
 

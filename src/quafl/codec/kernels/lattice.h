@@ -140,13 +140,13 @@ static void NAME(transfer)(const float *x, const float *key_vector, int64_t dim,
             z[i] = NAME(center)(points[top + i], h);
           }
         }
-        if (which) {
+        if (which && out) {
           UP(16, z)
           _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) tile[top + i] = z[i];
         }
       }
     }
     NAME(store_words)((uint32_t *)apart + w, blocks, w, (vu)most);
-    NAME(rotate_back_and_store)(tile, hashes, keys, (vf){0} + scale, out, dim, blocks, w);
+    if (out) NAME(rotate_back_and_store)(tile, hashes, keys, (vf){0} + scale, out, dim, blocks, w);
   }
 }

@@ -49,7 +49,7 @@ class Native:
         """See Kernel."""
         rows, dim = max(len(x), len(key)) if len(x) and len(key) else 0, key.shape[-1]
         form = dim, block_count(dim), block_size(dim)
-        vectors, apart = torch.empty((rows, dim)), torch.empty((rows, form[1]), dtype=torch.int32)
+        vectors, apart = torch.empty((min(rows, len(x)), dim)), torch.empty((rows, form[1]), dtype=torch.int32)
         self._call("transfer", rows, int(len(x) > 1), int(len(key) > 1), x, key, *form, seed, side, vectors, apart)
         return Transferred(vectors, apart)
 

@@ -43,7 +43,7 @@ class Oracle:
         off = k - middle
         apart = (off ^ (off >> 31)).where(reachable, NOWHERE).amax(dim=-2)
         vectors = rotate_back(centers(k, words), signs, side).flatten(-2)[..., : x.shape[-1]]
-        return Transferred(vectors.expand(len(apart), -1).contiguous(), apart)
+        return Transferred(vectors[: len(apart)].contiguous(), apart)
 
     def encode_difference(self, x: Tensor, seed: Tensor, bits: int) -> Rounded:
         """See Kernel."""

@@ -161,7 +161,7 @@ static void small_transfer(const float *x, const float *key_vector, int64_t dim,
     if (off > *apart) *apart = off;
     z[i] = ((float)k - small_dither(hash)) + 0.5f;
   }
-  small_rotate_back(z, rows, key, side, out, dim);
+  if (out) small_rotate_back(z, rows, key, side, out, dim);
 }
 
 static void small_encode_difference(const float *x, int64_t dim, int rows, uint32_t key, int bits, const float *curve,
