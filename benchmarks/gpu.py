@@ -288,6 +288,7 @@ def first() -> dict[str, Any]:
                 while run.poll() is None and not list(Path(folder).rglob("executors.json")):  # until all is compiled
                     sleep(0.1)
                 run.send_signal(SIGINT)
+            assert len(rows) == 2, f"it ended with {run.returncode} before its second row"
             found[cache] = dict(zip(("row at time 0", "first row beyond"), rows, strict=True))
             print(json.dumps(found), flush=True)
     return found

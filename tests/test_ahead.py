@@ -131,7 +131,7 @@ def test_so_it_is_in_other_worlds(
 def test_rounds_that_went_wrong_are_taken_back_and_run_again(
     task: Supervised, counted: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One repair is not enough for everybody; after that, fewer rounds are begun ahead."""
+    """A lattice is too fine for float32, or a key is too far away; after that, fewer rounds are begun ahead."""
     algorithm, codec = QuAFL(sampled=4, local_steps=3), Lattice(bits=2, spread=1.0)
     theirs = ended(simulation(task, algorithm, codec))
     monkeypatch.setitem(fleet.AHEAD, "cpu", True)

@@ -103,6 +103,19 @@ def test_files_are_looked_for_in_ones_own_folder_then_the_cache_then_debians(
     assert data.test[0].flatten().tolist() == [k % 251 for k in range(7840)]
 
 
+def test_what_is_read_again_is_ones_own_and_what_has_changed_is_seen(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ENVIRONMENT, str(home))
+    write_small_fashion(home / "fashion-mnist")
+    for _ in range(2):
+        pictures = fashion_mnist().test[0]
+        assert pictures.flatten().tolist() == [k % 251 for k in range(7840)]
+        pictures.zero_()
+    write_idx(home / "fashion-mnist" / "t10k-images-idx3-ubyte.gz", np.full((10, 28, 28), 7))
+    assert fashion_mnist().test[0].unique().tolist() == [7]
+
+
 def test_a_file_that_is_not_what_it_should_be_is_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENVIRONMENT, str(home))
     write_small_fashion(home / "fashion-mnist")

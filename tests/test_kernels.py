@@ -188,6 +188,16 @@ def test_where_numbers_begin_and_how_many_there_are_make_no_kernel_compiled_anew
         assert all(one.do_not_specialize and one.do_not_specialize_on_alignment for one in given), kernel
 
 
+def test_a_library_that_was_built_from_other_sources_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    if "c" not in available():
+        pytest.skip("there is no C kernel here")
+    from quafl.codec.kernels import native
+
+    monkeypatch.setattr(native, "VERSION", 0)
+    with pytest.raises(ImportError, match="it was built from other sources: install the package again"):
+        native.Native()
+
+
 def test_whatever_arrives_the_kernel_computes_nothing_undefined(tmp_path: Path) -> None:
     """Sanitizers do not look into vectors: here they are classes of one lane (lanes.hpp)."""
     if shutil.which("g++") is None:

@@ -6,7 +6,7 @@ coordinate (the paper's Lemma "Lattice Quantization"; docs/codec.md explains it,
 """
 
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from itertools import pairwise
 from math import inf, isfinite
@@ -134,27 +134,25 @@ class Lattice:
     def decode(self, packet: Packet, *, key: Model, refine: Refine | None = None) -> Model:
         """The lattice point k′ ≡ k (mod 2^b) nearest to the key, for every block whose checksum agrees.
 
-        For the others, more bits are asked for through `refine`; without it, DecodeError.
+        For the others, more bits are asked for through `refine`; without it, DecodeError. Of a Sender's x it is known
+        what that comes to: the message itself is not read, and the sender is told what would have been asked.
         """
         check_fits(packet, LATTICE, key)
         leading = broadcast(packet.side.shape, key.shape[:-1])
         keys = _rows(key.to(torch.float32), leading, 1)
         seed, side = _rows(packet.seed, leading, 0), _rows(packet.side, leading, 0)
-        symbols, checks = _rows(packet.symbols, leading, 1), _rows(packet.checks, leading, 1)
         if isinstance(refine, Sender):
             x = _rows(refine.x.to(torch.float32), leading, 1)
-            vectors, apart = self._kernel(key).transfer(x, seed, side, keys)
-            failed, left, refine = _repaired(apart, packet.bits, block_size(packet.dim), refine)
-            vectors = vectors.expand(len(apart), -1)
-            vectors = vectors.clone() if left else vectors  # to be repaired
-        else:
-            vectors, failed = self._kernel(key).decode(symbols, checks, seed, side, packet.bits, keys)
-            found = failed.sum(dim=-1)
-            left = {} if is_right(found, lambda counts: not any(counts)) else _some(found.tolist())
+            vectors, apart = self._kernel(key).transfer(x.expand(max(len(x), len(seed)), -1), seed, side, keys)
+            _tell(refine, apart, packet, keys)
+            return vectors.expand(len(apart), -1).view(*leading, packet.dim).to(packet.dtype)
+        symbols, checks = _rows(packet.symbols, leading, 1), _rows(packet.checks, leading, 1)
+        vectors, failed = self._kernel(key).decode(symbols, checks, seed, side, packet.bits, keys)
+        found = failed.sum(dim=-1)
+        left = {} if is_right(found, lambda counts: not any(counts)) else _some(found.tolist())
         for row in left:
             own_key, message = keys[min(row, len(keys) - 1)], packet[_index(row, leading, packet.side.shape)]
-            if own_key.isnan().any():
-                raise ValueError("the decoding key has NaN coordinates")
+            _check_number(own_key)
             if refine is None:
                 blocks = failed[row].nonzero().squeeze(-1).tolist()
                 raise DecodeError(
@@ -216,42 +214,32 @@ class LatticeFormat:
         return Lattice(bits=packet.bits)
 
 
-def _repaired(apart: Tensor, bits: int, size: int, sender: Sender) -> tuple[Tensor, dict[int, int], Refine]:
-    """Of rows whose keys are that far apart from what a sender who is here has sent: it is told what they would have
-    asked for. Rows that are left need more bits than messages have, and ask for them one by one; with their blocks, and
-    whom to ask."""
-    widths, reached = _widths(bits), _reached(bits, apart.device)
-    failed = apart >= reached[:, None, None]
+def _tell(sender: Sender, apart: Tensor, packet: Packet, keys: Tensor) -> None:
+    """A message's sender, of the repairs that receivers would have asked for whose keys are that far apart from it. One
+    who would need all bits may have a key that is no number."""
+    widths, size = refinement.widths(packet.bits), block_size(packet.dim)
 
     def right(found: list[list[int]]) -> bool:
-        for (sent, known), counts in zip(pairwise(widths), found, strict=False):
+        for (sent, known), counts in zip(pairwise(widths), found, strict=True):
             for row, blocks in _some(counts).items():
                 words = (size // 32 * (known - sent) + 1) * blocks
                 sender.repaired(row, HEADER_BYTES + 4 * blocks, HEADER_BYTES + 4 * words, sent)
-        left.update(_some(found[-1]))
-        return not left
+        return not any(found[-1])
 
-    def refine(row: int, request: Packet) -> Packet:
-        return (replace(sender, repaired=_untold) if request.sent < widths[-1] else sender)(row, request)
-
-    left: dict[int, int] = {}
-    is_right(failed.sum(dim=-1), right)
-    return failed[-1], left, refine
-
-
-def _widths(bits: int) -> list[int]:
-    """How many bits are known before each repair and after the last, as far as messages have so many."""
-    widths, wanted = [bits], 1
-    while widths[-1] + wanted <= MOST_BITS:
-        widths.append(widths[-1] + wanted)
-        wanted *= 2
-    return widths
+    if not is_right((apart >= _reached(packet.bits, apart.device)).sum(dim=-1), right):
+        _check_number(keys)
 
 
 @cache
 def _reached(bits: int, device: torch.device) -> Tensor:
-    """By how many cells a key must miss so that so many bits are too few."""
-    return torch.tensor([1 << (width - 1) for width in _widths(bits)], dtype=torch.int32, device=device)
+    """By how many cells a key must miss so that bits are too few, for each number of them that may be known."""
+    cells = [1 << (width - 1) for width in refinement.widths(bits)[:-1]]
+    return torch.tensor(cells, dtype=torch.int32, device=device)[:, None, None]
+
+
+def _check_number(key: Tensor) -> None:
+    if key.isnan().any():
+        raise ValueError("the decoding key has NaN coordinates")
 
 
 def _is_sound(widest: Tensor, side: Tensor, exact: Tensor | None) -> bool:
@@ -273,10 +261,6 @@ def _check_distance(distance: Tensor | float | None) -> None:
 
 def _some(counts: list[int]) -> dict[int, int]:
     return {row: blocks for row, blocks in enumerate(counts) if blocks}
-
-
-def _untold(row: int, asked: int, answered: int, sent: int) -> None:
-    """It has been told already."""
 
 
 def _rows(tensor: Tensor, leading: torch.Size, own_axes: int) -> Tensor:

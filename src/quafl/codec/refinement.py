@@ -8,6 +8,7 @@ are, are repaired on the CPU wherever the vectors are, because launching so many
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -21,6 +22,15 @@ from quafl.codec.seams import DecodeError, Packet
 FULL = 24  # bits that tell a lattice point from all others: |k| < 2^21
 MOST = 16  # bits asked for at once
 FEW = 32  # blocks
+
+
+def widths(bits: int) -> list[int]:
+    """How many bits are known of a message's points, and after each request, until they are known without any key."""
+    known, wanted = [bits], 1
+    while known[-1] < FULL:
+        known.append(known[-1] + min(wanted, MOST, FULL - known[-1]))
+        wanted *= 2
+    return known
 
 
 def answer(x: Tensor, request: Packet) -> Packet:
@@ -47,26 +57,25 @@ def repair(vector: Tensor, packet: Packet, key: Tensor, failed: Tensor, ask: Cal
     size = block_size(packet.dim)
     layout = packet.symbols.view(size // 32, packet.bits, block_count(packet.dim))
     residues = unpack_groups(layout[..., blocks], packet.bits)
-    sent, wanted = packet.bits, 1
-    while len(blocks):
-        more = min(wanted, MOST, FULL - sent)
+    for sent, total in pairwise(widths(packet.bits)):
+        if not len(blocks):
+            return
         request = replace(
             packet,
             kind="request",
             sent=sent,
-            bits=more,
+            bits=total - sent,
             symbols=blocks.to(torch.int32),
             checks=packet.checks[:0],
             exact=packet.exact[:0],
         )
         reply = ask(request)
         _check_reply(reply, request)
-        residues = residues | (unpack(reply.symbols, more, size, len(blocks)) << sent)
-        sent, wanted = sent + more, 2 * wanted
+        residues = residues | (unpack(reply.symbols, total - sent, size, len(blocks)) << sent)
         words = hashing.words(packet.seed, blocks, size)
-        k, known = _points(residues, sent, packet, key, blocks, words)
-        right = known & (checksum(k, sent, words) == reply.checks)
-        if sent == FULL and not right.all():
+        k, known = _points(residues, total, packet, key, blocks, words)
+        right = known & (checksum(k, total, words) == reply.checks)
+        if total == FULL and not right.all():
             raise DecodeError(f"blocks {blocks[~right].tolist()[:8]} do not decode even from all their bits")
         _put(vector, packet, k[:, right], blocks[right], words[:, right])
         blocks, residues = blocks[~right], residues[:, ~right]

@@ -123,10 +123,10 @@ def read(source: str, names: Sequence[str] | None = None) -> Raw:
             text = Path(source).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "not a text file"
-            known = ", ".join(builtin() if names is None else names)
+            if not (known := ", ".join(builtin() if names is None else names)):
+                raise SettingsError(f"cannot read settings '{source}' ({reason}): give a TOML file") from error
             raise SettingsError(
-                f"cannot read settings '{source}' ({reason}): give a TOML file"
-                + (f", or one of the built-in names: {known}" if known else "")
+                f"cannot read settings '{source}' ({reason}): give a TOML file, or one of the built-in names: {known}"
             ) from error
     try:
         return tomllib.loads(text)

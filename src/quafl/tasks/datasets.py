@@ -165,23 +165,24 @@ def _with_validation(train: Data, test: Data) -> Splits:
 
 
 def _read_idx(path: Path) -> Tensor:
-    """See `_unpacked`, which remembers a set's four files: they are looked at before a run, and again for it."""
-    return _unpacked(path, path.stat().st_mtime_ns)
+    """A tensor of octets: two zeros, the type 8, the number of axes, their sizes as big-endian words, the octets."""
+    try:
+        about = path.stat()
+        return _unpacked(path, about.st_mtime_ns, about.st_size, about.st_ino).clone()
+    except (OSError, EOFError, ValueError, IndexError, zlib.error) as error:
+        raise DataError(f"{path} cannot be read ({error}); replace it with the original file") from error
 
 
 @lru_cache(maxsize=4)
-def _unpacked(path: Path, written: int) -> Tensor:
-    """A tensor of octets: two zeros, the type 8, the number of axes, their sizes as big-endian words, the octets."""
-    try:
-        content = path.read_bytes()
-        content = gzip.decompress(content) if path.suffix == ".gz" else content
-        axes = content[3]
-        shape = np.frombuffer(content, ">u4", axes, 4).astype(int)
-        octets = np.frombuffer(content, np.uint8, offset=4 + 4 * axes)
-        if content[:3] != b"\0\0\x08" or octets.size != shape.prod():
-            raise ValueError("not an idx file of octets")
-    except (OSError, EOFError, ValueError, IndexError, zlib.error) as error:
-        raise DataError(f"{path} cannot be read ({error}); replace it with the original file") from error
+def _unpacked(path: Path, *_written: int) -> Tensor:
+    """A set's four files are looked at before a run, and read again for it."""
+    content = path.read_bytes()
+    content = gzip.decompress(content) if path.suffix == ".gz" else content
+    axes = content[3]
+    shape = np.frombuffer(content, ">u4", axes, 4).astype(int)
+    octets = np.frombuffer(content, np.uint8, offset=4 + 4 * axes)
+    if content[:3] != b"\0\0\x08" or octets.size != shape.prod():
+        raise ValueError("not an idx file of octets")
     return torch.from_numpy(octets.reshape(shape).copy())
 
 

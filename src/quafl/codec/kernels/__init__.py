@@ -36,7 +36,9 @@ class Transferred(NamedTuple):
     """What receivers have, after all repairs."""
 
     vectors: Tensor  # "n d", or a single row for all
-    apart: Tensor  # "n W", int32: by how many cells the key misses a point of the block at most; b bits reach 2^(b−1)
+    apart: (
+        Tensor  # "n W", int32: b bits do for the block if this is less than 2^(b−1); cells from the key's point to it
+    )
 
 
 class Rounded(NamedTuple):
@@ -57,8 +59,8 @@ class Kernel(Protocol):
         """The points nearest to the key, R⁻¹ γ(k − u + ½): the same bits for every key that is near enough."""
 
     def transfer(self, x: Tensor, seed: Tensor, side: Tensor, key: Tensor) -> Transferred:
-        """Where both ends are here: what a message of x decodes to once it is repaired, and how far off the key is.
-        Vectors or keys may be a single row for all."""
+        """Where both ends are here: what a message of x decodes to once it is repaired, and how far off the key is. A
+        vector, with its seed and its side, or a key may be a single row for all."""
 
     def encode_difference(self, x: Tensor, seed: Tensor, bits: int) -> Rounded:
         """Signs and cells of R x, in units of √(‖block‖²/rows)."""

@@ -530,7 +530,7 @@ class Triton:
     # Blocks in a tile, and warps to work on it: 8 are 32 octets of every row, a sector of memory.
     encode_lanes = decode_lanes = transfer_lanes = difference_encode_lanes = 8
     difference_decode_lanes = 16
-    # A thread's: as few as hold what it computes with, so that many tiles are under way on a multiprocessor at a time.
+    # A thread's: about as few as hold what it computes with, so that several tiles are under way on a multiprocessor.
     encode_registers, decode_registers, transfer_registers = 72, 128, 128
     difference_encode_registers, difference_decode_registers = 64, 56
 

@@ -1,4 +1,4 @@
-"""Both codes in C, for CPUs: one pass over memory, a workspace of at most 132 kB."""
+"""Both codes in C, for CPUs: one pass over memory, a workspace of at most 136 kB."""
 
 import ctypes
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -11,6 +11,7 @@ from quafl.codec import gaussian
 from quafl.codec.kernels import Decoded, Encoded, Rounded, Transferred
 from quafl.codec.rotation import block_count, block_size
 
+VERSION = 2  # of what kernels.c's functions take and do
 INSTRUCTION_SETS = ("plain", "avx2", "avx512")
 
 
@@ -86,6 +87,8 @@ def _load() -> ctypes.CDLL:
             break
     else:
         raise ImportError("it was not built, for want of a C compiler when the package was installed")
+    if getattr(library, "quafl_version", int)() != VERSION:
+        raise ImportError("it was built from other sources: install the package again")
     number, address, whole = ctypes.c_int, ctypes.c_void_p, ctypes.c_int64
     form = whole, whole, number  # d, W, coordinates in a block
     library.quafl_instruction_set.argtypes = [number]
