@@ -365,6 +365,8 @@ PARTS = {"step": step, "scale": scale, "people": people, "spill": spill, "worker
 if __name__ == "__main__":
     chosen = sys.argv[1:] or list(PARTS)
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    results |= {"versions": versions(), **{name: PARTS[name]() for name in chosen}}
+    for name in chosen:
+        results[name] = PARTS[name]()
+        results.setdefault("versions", {})[name] = versions()
     RESULTS.write_text(json.dumps(results, indent=2) + "\n")
     print(json.dumps({name: results[name] for name in chosen}, indent=2))
