@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
-from quafl.cli.terminal import console, lacking
+from quafl.cli.terminal import complain, console, lacking
 from quafl.version import __version__
 
 
@@ -52,14 +52,21 @@ class _Commands(TyperGroup):
         """As help shows it."""
         if cmd_name not in COMMANDS:
             return None
-        missing = next((module for module in COMMANDS[cmd_name].needs if find_spec(module) is None), None)
+        missing = _missing(cmd_name)
         says = COMMANDS[cmd_name].says if missing is None else escape(f"({lacking(missing)})")
         return TyperCommand(cmd_name, help=says)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        """As it is called."""
+        """As it is called; what it needs in the end is missed at its beginning."""
         name, found, rest = super().resolve_command(ctx, args)
+        if name is not None and "--help" not in rest and (missing := _missing(name)) is not None:
+            complain(lacking(missing))
         return name, found if name is None else loaded(name), rest
+
+
+def _missing(name: str) -> str | None:
+    """The first module that a command needs and that is not installed."""
+    return next((module for module in COMMANDS[name].needs if find_spec(module) is None), None)
 
 
 def loaded(name: str) -> Any:

@@ -12,8 +12,6 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Column, Table
 
 from quafl.cli.terminal import complain, console, print_json
-from quafl.record import plots
-from quafl.record import report as reporting
 from quafl.record.files import write_atomically
 from quafl.record.rows import Row
 from quafl.record.summary import Curve, RecordError, check_showable, ranked, sent, verdict
@@ -159,6 +157,8 @@ def conclude(curves: list[Curve], page: Path) -> None:
 
 def _table(curves: list[Curve]) -> Table:
     """As many columns as fit the terminal."""
+    from quafl.record import report as reporting  # draws: half a second that a run need not wait for
+
     headings, lines = reporting.table(curves)
     for count in range(1 + reporting.BRIEF, 1, -1):
         table = Table(
@@ -178,6 +178,8 @@ def _table(curves: list[Curve]) -> Table:
 
 def conclude_as_json(curves: list[Curve], page: Path | None) -> None:
     """The same for programs: the numbers of the table, and the page, if one is wanted."""
+    from quafl.record import report as reporting
+
     curves = _in_order(curves, page)
     print_json(reporting.numbers(curves))
     if page is not None:
@@ -194,6 +196,9 @@ def _in_order(curves: list[Curve], page: Path | None) -> list[Curve]:
 
 def _write(curves: list[Curve], page: Path) -> Path:
     """The page, and the picture beside it, whose place is given back."""
+    from quafl.record import plots
+    from quafl.record import report as reporting
+
     with write_atomically(page) as stream:
         stream.write(reporting.page(curves))
     picture = page.with_suffix(".png")
