@@ -64,11 +64,12 @@ def test_the_federated_example_makes_every_partys_task_from_its_own_csv_and_is_r
     assert tasks["north"].batch(0, 0).inputs.shape == (16, 30)
     assert not tasks["north"].batch(0, 0).inputs.equal(tasks["south"].batch(0, 0).inputs)
     assert 0 < tasks["server"].evaluate(*tasks["server"].initial())["accuracy"] < 1
-    (rehearsal,) = load(str(EXAMPLES / "federation" / "rehearsal.toml"), ["run.until=4"])
+    (rehearsal,) = load(str(EXAMPLES / "federation" / "rehearsal.toml"), ["run.until=4", "run.per_client=true"])
     assert rehearsal.task.make == settings.task.make
     assert rehearsal.algorithm == settings.algorithm.model_copy(update={"patience": inf})
     task, run = rehearsal.simulation(0)
     assert task.evaluate(*task.initial())["accuracy"] < 0.9 < [row for row in run if row][-1]["accuracy"]
+    assert list(run.clients) == ["north", "south"]
 
 
 def test_the_federated_example_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

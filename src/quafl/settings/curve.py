@@ -77,7 +77,8 @@ class Settings(Section):
         optimizer = self.algorithm.build_optimizer()
         parts = task, self.clients.count, world, algorithm, codec, optimizer, self.run.plan(seed)
         executor, memory = executor or self.run.executor, 1e9 * self.run.memory
-        return task, Simulation(*parts, given=given, executor=executor, spread=spread, memory=memory)
+        names = self.clients.names
+        return task, Simulation(*parts, given=given, executor=executor, spread=spread, memory=memory, names=names)
 
     def only(self, *seeds: int) -> Self:
         """It with these seeds, none of which depends on what others there are to be, where code is, who is told, how

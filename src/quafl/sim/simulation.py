@@ -1,7 +1,7 @@
 """One simulated run, from its parts to its rows; it can be left and taken up again, bit for bit."""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import inf
 from typing import Any, NamedTuple
@@ -64,7 +64,8 @@ class Simulation:
     """An iterator of rounds: each gives the row of an evaluation, or None. Between two, `state` is all that another
     one, made from the same parts, needs to go on from there. `given` are numbers of the clients that the world knows in
     advance; `executor` is as in `simulate`. With `spread`, clients are elsewhere (`sim.spread`); beyond `memory`
-    octets, what clients keep is on disk (`sim.shelf`)."""
+    octets, what clients keep is on disk (`sim.shelf`). Clients that judge have `names`, or are called by their numbers.
+    """
 
     def __init__(
         self,
@@ -80,6 +81,7 @@ class Simulation:
         executor: str = "auto",
         spread: Placing | None = None,
         memory: float = inf,
+        names: Sequence[str] | None = None,
     ) -> None:
         check_parts(algorithm, codec, optimizer, world)
         if algorithm.sampled > clients:
@@ -99,7 +101,8 @@ class Simulation:
             average=plan.average,
         )
         self._task, self._algorithm, self._plan, self._optimizer = task, algorithm, plan, optimizer
-        self._judges = torch.linspace(0, clients - 1, min(clients, JUDGES), dtype=torch.float64).long().tolist()
+        judges = torch.linspace(0, clients - 1, min(clients, JUDGES), dtype=torch.float64).long().tolist()
+        self._judges = {client: str(client) if names is None else names[client] for client in judges}
         self._rng, self._clock, self._coders = Generators(plan.seed), VirtualClock(), coders_for(algorithm, codec)
         speeds, link = world.speeds(clients, self._rng, plan.until), world.link(clients, self._coders, self._rng)
         self._fleet = SimulatedFleet(
@@ -147,7 +150,7 @@ class Simulation:
 
     @property
     def clients(self) -> dict[str, Score]:
-        """What each client said of the model that was evaluated last, by its number; nothing, if none was asked."""
+        """What each client said of the model that was evaluated last, by its name; nothing, if none was asked."""
         return self._evaluations.clients
 
     @property
@@ -299,9 +302,9 @@ class Simulation:
             return None
         shown, steps = self._evaluations.shown, self._plan.personal_steps
         scores = {
-            str(client): judged(
+            name: judged(
                 self._task, client, shown.model, shown.buffers, optimizer=self._optimizer, personal_steps=steps
             )
-            for client in self._judges
+            for client, name in self._judges.items()
         }
         return {client: score for client, score in scores.items() if score is not None}
